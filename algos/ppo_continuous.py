@@ -1,0 +1,291 @@
+"""Proximal Policy Optimization with the clipped surrogate, for continuous actions.
+
+Schulman, Wolski, Dhariwal, Radford & Klimov (2017), "Proximal Policy Optimization Algorithms", arXiv:1707.06347.
+
+    r(θ)   = π_θ(a|s) / π_old(a|s)                                                        section 3
+    L_clip = E[ min( r A, clip(r, 1−ε, 1+ε) A ) ]                                         equation 7
+    L      = −L_clip + c₁ · ½ (V(s) − R)² − c₂ · H[π(·|s)]                                 equation 9
+    A_t    = δ_t + γλ A_{t+1},   δ_t = r_t + γ V(s_{t+1}) − V(s_t)                         equations 11, 12
+
+Deviations from the paper, each with its reason:
+
+ 1. Observations are divided by running scales (clipped to ±10) and rewards by the running standard deviation of the
+    discounted return: the tasks' units differ by orders of magnitude. Both are part of the policy and are saved with it.
+ 2. The observation scales are frozen while a rollout is collected and trained on, and updated after it, so that the
+    ratio of the first minibatch is exactly 1.
+ 3. Advantages are whitened per minibatch; the gradient is clipped to a norm of 0.5: less sensitive to the reward scale.
+ 4. Orthogonal initialisation, √2 in hidden layers, 0.01 for the mean of the policy, so that it begins near its noise.
+ 5. Adam's ε is 1e-5 and its learning rate falls linearly to zero.
+ 6. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
+ 7. Value clipping is off: it did not help in "What Matters In On-Policy Reinforcement Learning" (Andrychowicz et al., 2021).
+
+Run:    python algos/ppo_continuous.py --env Hopper-v4
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cleanrl_zoo import zoo
+from cleanrl_zoo.core import DiagGaussian, aggregate, clipped_surrogate, explained_variance, gae, k3, normalize
+from cleanrl_zoo.core import squared_value_loss
+from cleanrl_zoo.data.rollout import Rollout
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, make_vec, run_episodes
+from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
+from cleanrl_zoo.run import INIT_STREAM, MINIBATCH_STREAM, NOISE_STREAM, EnvArgs, Run, compile_function
+from cleanrl_zoo.run import check_above, check_at_least, check_between, parse_args, torch_generator, usage_errors
+
+
+@dataclass
+class Args(EnvArgs):
+    """Proximal Policy Optimization (clipped) for continuous actions."""
+
+    env: str = "Hopper-v4"
+    """Gymnasium's name of an environment with a Box action space"""
+    num_steps: int = 256
+    """steps per environment and iteration (T); T × --num-envs transitions are one batch"""
+    learning_rate: float = 3e-4
+    """Adam's learning rate in the first iteration"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """λ of the generalised advantage estimate"""
+    num_minibatches: int = 32
+    """minibatches per epoch; must divide the batch"""
+    update_epochs: int = 10
+    """passes over the batch"""
+    clip_coef: float = 0.2
+    """ε of the clipped surrogate"""
+    vf_coef: float = 0.5
+    """c₁, weight of the halved squared value error"""
+    ent_coef: float = 0.0
+    """c₂, weight of the entropy bonus"""
+    max_grad_norm: float = 0.5
+    """norm to which the gradient is clipped"""
+    target_kl: float | None = None
+    """end the iteration's update after the epoch whose approx_kl (nats) exceeds this"""
+    hidden: tuple[int, ...] = (64, 64)
+    """widths of the hidden layers of policy and value network"""
+
+    def check(self) -> None:
+        super().check()
+        check_at_least(self, 1, "num_steps", "num_minibatches", "update_epochs")
+        check_above(self, 0, "learning_rate", "clip_coef", "max_grad_norm")
+        check_between(self, 0, 1, "gamma", "gae_lambda")
+        check_at_least(self, 0, "vf_coef", "ent_coef")
+        if self.target_kl is not None:
+            check_above(self, 0, "target_kl")
+        if self.batch_size % self.num_minibatches:
+            raise ValueError(
+                f"--num-minibatches {self.num_minibatches}: must divide the batch of {self.batch_size} "
+                f"(--num-envs {self.num_envs} × --num-steps {self.num_steps})"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+
+PRESETS = {
+    "cleanrl": {"num_envs": 1, "num_steps": 2048},
+    "debug": {
+        "total_timesteps": 1024, "num_envs": 2, "num_steps": 128, "num_minibatches": 4, "update_epochs": 2,
+        "compile": False, "eval_episodes": 2, "checkpoint_every": 512, "env_threads": 1, "log_every": 256,
+    },
+}  # fmt: skip
+
+
+class Agent(nn.Module):
+    """Two separate networks, as in the paper's section 6.1; the standard deviation does not depend on the state."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
+        super().__init__()
+        gains = [2**0.5] * len(hidden)
+        self.obs_norm = ObsNormalizer((obs_dim,))
+        self.actor = mlp([obs_dim, *hidden, action_dim], "tanh", [*gains, 0.01], generator)
+        self.critic = mlp([obs_dim, *hidden, 1], "tanh", [*gains, 1.0], generator)
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
+
+    def policy(self, normalized_obs: Tensor) -> DiagGaussian:
+        return DiagGaussian(self.actor(normalized_obs), self.log_std)
+
+    def value(self, normalized_obs: Tensor) -> Tensor:
+        return self.critic(normalized_obs).squeeze(-1)
+
+
+@dataclass
+class TrainState:
+    """All that changes during training; a checkpoint is this, the environments and the log's position."""
+
+    agent: Agent
+    optimizer: Adam
+    reward_scaler: RewardScaler
+    obs: np.ndarray  # [N, D] what the next action is chosen on
+    noise_generator: torch.Generator
+    minibatch_generator: torch.Generator
+    global_step: int = 0
+    iteration: int = 0
+
+    @classmethod
+    def create(cls, args: Args, envs: VecEnv) -> "TrainState":
+        obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
+        agent = Agent(obs_dim, action_dim, args.hidden, torch_generator(args.seed, INIT_STREAM)).to(args.device)
+        return cls(
+            agent=agent,
+            optimizer=Adam(agent.parameters(), eps=1e-5),
+            reward_scaler=RewardScaler(args.num_envs, args.gamma).to(args.device),
+            obs=envs.reset(),
+            noise_generator=torch_generator(args.seed, NOISE_STREAM, args.device),
+            minibatch_generator=torch_generator(args.seed, MINIBATCH_STREAM, args.device),
+        )
+
+
+def act(agent: Agent, obs: Tensor, noise: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The action sampled in `obs` [N, D] with standard normal `noise` [N, A], and its copy clipped to the box."""
+    with torch.no_grad():
+        action = agent.policy(agent.obs_norm(obs)).sample(noise)  # [N, A]
+        return action, action.clamp(low, high)
+
+
+def collect(
+    state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, bounds: Sequence[Tensor], args: Args
+) -> None:
+    """Fills `rollout` [T, N] with the current policy (algorithm 1, "run policy π_old for T timesteps")."""
+    noise = torch.randn(rollout.actions.shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
+    for t in range(args.num_steps):
+        obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, D]
+        action, env_action = act(state.agent, obs, noise[t], *bounds)  # [N, A]
+        step = envs.step(env_action.cpu().numpy())
+        rollout.put_step(t, action.cpu().numpy(), step)
+        state.obs = step.obs
+    state.global_step += args.batch_size
+
+
+def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: Args) -> dict[str, Tensor | float]:
+    """K epochs over the rollout in shuffled minibatches (algorithm 1, "optimize surrogate L wrt θ")."""
+    agent, device = state.agent, args.device
+    raw_obs, raw_next_obs, actions, raw_rewards, terminated, truncated = rollout.to(device)  # [T, N, ...]
+    done = terminated | truncated
+    with torch.no_grad():
+        obs = agent.obs_norm(raw_obs)  # [T, N, D]
+        values, next_values = agent.value(obs), agent.value(agent.obs_norm(raw_next_obs))  # [T, N]
+        rewards = state.reward_scaler(raw_rewards, done).to(values.dtype)
+        advantages = gae(rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        old_logprob = agent.policy(obs).log_prob(actions)
+
+    batch = [x.flatten(0, 1) for x in (obs, actions, old_logprob, advantages, returns)]  # [T·N, ...]
+    remaining = 1.0 - state.iteration * args.batch_size / args.total_timesteps if args.anneal_lr else 1.0
+    learning_rate = torch.tensor(args.learning_rate * remaining, device=device)
+    coefs = (args.clip_coef, args.vf_coef, args.ent_coef, args.max_grad_norm)
+    epochs = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(args.batch_size, generator=state.minibatch_generator, device=device)
+        rows = order.view(args.num_minibatches, -1)  # [minibatches, M]
+        stats = [minibatch_step(agent, state.optimizer, batch, index, learning_rate, *coefs) for index in rows]
+        epochs.append(torch.stack(stats).mean(0))
+        if args.target_kl is not None and epochs[-1][STATS.index("losses/approx_kl")] > args.target_kl:
+            break
+    agent.obs_norm.update(raw_obs.flatten(0, 1))  # only now: the old log-probs belong to the scales of the rollout
+    state.iteration += 1
+    return {
+        **dict(zip(STATS, torch.stack(epochs).mean(0), strict=True)),
+        "losses/approx_kl": epochs[-1][STATS.index("losses/approx_kl")],
+        "losses/epochs": float(len(epochs)),
+        "losses/explained_variance": explained_variance(values, returns),
+        "charts/learning_rate": learning_rate,
+        "charts/action_std": agent.log_std.detach().exp().mean(),
+    }
+
+
+STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clipfrac",
+         "losses/clipfrac_low", "losses/clipfrac_high", "losses/grad_norm")  # fmt: skip
+
+
+def minibatch_step(
+    agent: Agent, optimizer: Adam, batch: list[Tensor], index: Tensor, learning_rate: Tensor,
+    clip_coef: float, vf_coef: float, ent_coef: float, max_grad_norm: float,
+) -> Tensor:  # fmt: skip
+    """Loss, gradient and one optimizer step on the rows `index` [M]; returns the numbers named by `STATS`."""
+    obs, actions, old_logprob, advantages, returns = (x[index] for x in batch)  # [M, ...]
+    policy = agent.policy(obs)
+    logprob = policy.log_prob(actions)  # [M]
+    policy_loss = aggregate(clipped_surrogate(logprob, old_logprob, normalize(advantages), clip_coef, clip_coef))
+    value_loss = aggregate(squared_value_loss(agent.value(obs), returns))
+    entropy = policy.entropy().mean()
+    loss = policy_loss + vf_coef * value_loss - ent_coef * entropy  # equation 9, to be minimised
+
+    grads = torch.autograd.grad(loss, optimizer.parameters)
+    grads, grad_norm = clip_grad_norm(grads, max_grad_norm)
+    optimizer.step(grads, learning_rate)
+
+    with torch.no_grad():
+        ratio = (logprob - old_logprob).exp()
+        low, high = (ratio < 1 - clip_coef).float().mean(), (ratio > 1 + clip_coef).float().mean()
+        kl = k3(old_logprob, logprob).mean()
+        return torch.stack([policy_loss, value_loss, entropy, kl, low + high, low, high, grad_norm]).detach()
+
+
+def check_spaces(envs: VecEnv) -> None:
+    """Raises ValueError unless observations are flat and actions a Box: the networks of this file need both."""
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if not isinstance(action_space, gymnasium.spaces.Box):
+        raise ValueError(f"--env {envs.env_id}: its actions are {action_space}, not a Box; use algos/ppo.py")
+    if len(obs_space.shape or ()) != 1 or len(action_space.shape) != 1:
+        raise ValueError(f"--env {envs.env_id}: observations {obs_space} and actions {action_space} must be flat vectors")
+
+
+def main(args: Args) -> None:
+    with usage_errors():
+        envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads)
+        check_spaces(envs)
+        eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
+    bounds = [torch.as_tensor(b, device=args.device) for b in (envs.single_action_space.low, envs.single_action_space.high)]
+
+    def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths of the deterministic policy's episodes: noise 0 gives the mean."""
+        noise = torch.zeros(args.eval_episodes, len(bounds[0]), device=args.device)
+
+        def mean_action(obs: np.ndarray) -> np.ndarray:
+            obs = torch.as_tensor(obs, dtype=torch.float32, device=args.device)
+            return act(state.agent, obs, noise, *bounds)[1].cpu().numpy()
+
+        return run_episodes(eval_envs, mean_action)
+
+    with Run(args, envs, evaluate) as run:
+        compiled_act = compile_function(act, run.compile, args.device)
+        compiled_minibatch_step = compile_function(minibatch_step, run.compile, args.device)
+        state = run.resume_or(lambda: TrainState.create(args, envs))
+        rollout = Rollout.allocate(args.num_steps, args.num_envs, state.obs.shape[1:], bounds[0].shape)
+        while state.global_step < args.total_timesteps:
+            with run.phase("collect"):
+                collect(state, envs, rollout, compiled_act, bounds, args)  # [T, N]
+            run.check_finite(actions=rollout.actions)
+            with run.phase("update"):
+                run.metrics(update(state, rollout, compiled_minibatch_step, args))
+            run.end_iteration(state)
+        results = run.results(state)
+        save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.description(), **results})
+        run.finish(results)
+
+
+def save_policy(folder: Path, agent: Agent, args: Args, envs: VecEnv, card: dict) -> None:
+    """The policy as a file of its own, without critic and optimizer: `python -m cleanrl_zoo.zoo evaluate <folder>`."""
+    space = envs.single_action_space
+    card["policy"] = {
+        "builder": "mlp", "sizes": [*envs.single_observation_space.shape, *args.hidden, *space.shape],
+        "activation": "tanh", "distribution": "diag_gaussian",
+        "action_low": space.low.tolist(), "action_high": space.high.tolist(),
+    }  # fmt: skip
+    zoo.save(folder, policy=zoo.Policy(card["policy"], agent.actor, agent.log_std, agent.obs_norm), card=card)
+
+
+if __name__ == "__main__":
+    main(parse_args(Args, PRESETS))

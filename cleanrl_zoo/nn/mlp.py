@@ -1,0 +1,46 @@
+"""Multilayer perceptrons with orthogonal initialisation."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
+
+
+def mlp(
+    sizes: Sequence[int],
+    activation: str = "tanh",
+    gains: Sequence[float] | None = None,
+    generator: torch.Generator | None = None,
+) -> nn.Sequential:
+    """A chain of linear layers with `activation` between them and none after the last.
+
+    Weights are orthogonal (Saxe et al., 2014) scaled by `gains`, biases zero.
+
+    Args:
+        sizes: widths from input to output, for example `[11, 64, 64, 3]`.
+        activation: a key of `ACTIVATIONS`.
+        gains: one per layer; by default √2 for hidden layers and 1 for the last.
+        generator: the source of the initial weights; torch's global one by default.
+
+    Raises:
+        ValueError: for fewer than two sizes, an unknown activation, or a wrong number of gains.
+    """
+    layers = len(sizes) - 1
+    if layers < 1:
+        raise ValueError(f"sizes {list(sizes)}: at least an input and an output width are needed")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r}: allowed are {', '.join(ACTIVATIONS)}")
+    gains = [math.sqrt(2.0)] * (layers - 1) + [1.0] if gains is None else list(gains)
+    if len(gains) != layers:
+        raise ValueError(f"{len(gains)} gains for {layers} layers: give one per layer")
+    modules: list[nn.Module] = []
+    for index, (fan_in, fan_out, gain) in enumerate(zip(sizes[:-1], sizes[1:], gains, strict=True)):
+        # skip_init: the default initialiser would draw from the global generator first
+        linear = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
+        nn.init.orthogonal_(linear.weight, gain, generator=generator)
+        nn.init.zeros_(linear.bias)
+        modules += [linear] if index == layers - 1 else [linear, ACTIVATIONS[activation]()]
+    return nn.Sequential(*modules)

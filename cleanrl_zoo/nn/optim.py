@@ -1,0 +1,60 @@
+"""Adam and the global-norm clip as plain tensor code, so that one compiled graph holds the whole optimizer step."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def clip_grad_norm(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
+    """Scales `grads` so that their joint Euclidean norm is at most `max_norm`.
+
+    Returns the scaled gradients and the norm before clipping, a scalar (Pascanu et al., 2013, algorithm 1).
+    """
+    norm = torch.sqrt(torch.stack([grad.square().sum() for grad in grads]).sum())
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return [grad * scale for grad in grads], norm
+
+
+class Adam:
+    """Adam (Kingma & Ba, 2015, algorithm 1) whose step is a pure tensor function of gradients and a tensor learning rate.
+
+    The same numbers as `torch.optim.Adam` up to rounding. The step counter is a float64 tensor of shape (1,): compiled code
+    drops in-place writes to a 0-dim float64 tensor on the CPU. Bias corrections 1 − βᵗ are computed as −expm1(t·log β),
+    which stays exact for large t and needs no Python number that changes from call to call (each would recompile).
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
+    ) -> None:
+        self.parameters = list(parameters)
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.exp_avg = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        self.steps = torch.zeros(1, dtype=torch.float64, device=self.parameters[0].device)
+
+    def step(self, grads: Sequence[Tensor], learning_rate: Tensor) -> None:
+        """Moves the parameters in place by one step; `grads` in the order of `parameters`, `learning_rate` a scalar."""
+        with torch.no_grad():
+            self.steps.add_(1.0)
+            dtype = self.parameters[0].dtype
+            correction1 = -torch.expm1(self.steps * math.log(self.beta1)).to(dtype)
+            correction2 = -torch.expm1(self.steps * math.log(self.beta2)).to(dtype)
+            step_size = learning_rate / correction1
+            root = torch.sqrt(correction2)
+            for parameter, grad, m, v in zip(self.parameters, grads, self.exp_avg, self.exp_avg_sq, strict=True):
+                m.lerp_(grad, 1.0 - self.beta1)
+                v.mul_(self.beta2).addcmul_(grad, grad, value=1.0 - self.beta2)
+                parameter.sub_(step_size * m / (v.sqrt() / root + self.eps))
+
+    def state_dict(self) -> dict:
+        """Moments and step counter; the parameters themselves belong to their module."""
+        return {"steps": self.steps, "exp_avg": list(self.exp_avg), "exp_avg_sq": list(self.exp_avg_sq)}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restores what `state_dict` gave, in place, so that compiled code keeps seeing the same tensors."""
+        self.steps.copy_(state["steps"])
+        for name in ("exp_avg", "exp_avg_sq"):
+            for own, saved in zip(getattr(self, name), state[name], strict=True):
+                own.copy_(saved)

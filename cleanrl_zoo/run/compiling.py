@@ -1,0 +1,41 @@
+"""`--compile`: one place for the compiler's settings."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+import torch
+
+
+def compiler_missing(device: str) -> str | None:
+    """Why `--compile` cannot work on this machine, in a few words, or None."""
+    if device == "cpu" and not any(map(shutil.which, (os.environ.get("CXX") or "g++", "clang++", "c++"))):
+        return "no C++ compiler was found"
+    return None
+
+
+def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> Callable:
+    """`function` compiled as one graph (an unbreakable one: `fullgraph`), or `function` itself when not `enabled`.
+
+    On the CPU through the C++ wrapper; on CUDA as CUDA graphs. `torch.autograd.grad` inside the graph is traced
+    (`trace_autograd_ops`), which is what lets one graph hold loss, gradient and optimizer step. Shapes are static: another
+    batch size compiles anew.
+    """
+    if not enabled:
+        return function
+    # The instruction-set check compiles and runs a test program for each set: four seconds of a cold start.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    import torch._dynamo
+
+    torch._dynamo.config.trace_autograd_ops = True
+    options = {"cpp_wrapper": True} if device == "cpu" else {"triton.cudagraphs": True}
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+
+
+def resolve_compile(enabled: bool, device: str) -> bool:
+    """`enabled`, or False with a note on stderr where this machine has no compiler."""
+    reason = compiler_missing(device) if enabled else None
+    if reason is not None:
+        print(f"note: running without --compile: {reason}", file=sys.stderr)
+    return enabled and reason is None

@@ -1,0 +1,94 @@
+"""Every metric's name, unit and definition, and the log that writes them: JSONL, TensorBoard, Weights & Biases."""
+
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+# One value per log interval; where several fall into it, their mean.
+METRICS: dict[str, tuple[str, str]] = {
+    "charts/episodic_return": ("return", "mean raw return of the training episodes that ended in the interval"),
+    "charts/episodic_length": ("steps", "mean length of those episodes"),
+    "charts/episodes": ("episodes", "number of training episodes that ended in the interval"),
+    "charts/SPS": ("steps/s", "environment steps per second of wall-clock since this process began training"),
+    "charts/learning_rate": ("1", "learning rate of the interval's updates"),
+    "losses/policy_loss": ("1", "policy loss, mean over all minibatches of all epochs"),
+    "losses/value_loss": ("return²", "½ mean squared error of the value, in the scaled reward's unit, times no coefficient"),
+    "losses/entropy": ("nats", "entropy of the policy, mean over all minibatches"),
+    "losses/approx_kl": ("nats", "mean k3 estimate of KL(old‖new) over the minibatches of the last executed epoch"),
+    "losses/clipfrac": ("share", "ratios outside [1 − clip_low, 1 + clip_high], mean over all minibatches"),
+    "losses/clipfrac_low": ("share", "ratios below 1 − clip_low"),
+    "losses/clipfrac_high": ("share", "ratios above 1 + clip_high"),
+    "losses/explained_variance": ("1", "1 − Var(returns − values) / Var(returns), values before the update"),
+    "losses/grad_norm": ("1", "Euclidean norm of the whole gradient before clipping"),
+    "losses/epochs": ("epochs", "passes over the batch that were executed before target_kl stopped them"),
+    "charts/action_std": ("action", "standard deviation of the Gaussian policy, mean over the action's dimensions"),
+    "eval/episodic_return": ("return", "mean raw return of the deterministic policy's evaluation episodes"),
+    "eval/episodic_length": ("steps", "mean length of those episodes"),
+    "time/collect": ("s", "wall-clock seconds that the interval spent stepping environments"),
+    "time/update": ("s", "wall-clock seconds spent updating"),
+    "time/eval": ("s", "wall-clock seconds spent evaluating"),
+}
+
+# These differ between two equal runs and stand outside every comparison.
+WALL_CLOCK_TAGS = ("charts/SPS", "time/")
+
+
+class MetricLog:
+    """Writes rows to `metrics.jsonl` and, from the same rows, to TensorBoard (and Weights & Biases when asked).
+
+    TensorBoard's files are derived from the JSONL: a resumed run cuts the JSONL at its checkpoint's byte offset and
+    writes TensorBoard's anew, so that no tool ever shows the steps after the boundary twice.
+    """
+
+    def __init__(self, run_dir: Path, offset: int = 0, wandb_run: Any = None) -> None:
+        # Imported here: half a second that a command line error or --help should not cost.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._file = open(run_dir / "metrics.jsonl", "ab")  # noqa: SIM115 - closed by close()
+        self._file.truncate(offset)
+        self._file.seek(offset)
+        shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
+        self._tensorboard = EventFileWriter(str(run_dir / "tensorboard"))
+        self._wandb = wandb_run
+        for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+            self._to_tensorboard(json.loads(line))
+
+    def write(self, global_step: int, values: dict[str, float]) -> None:
+        """Writes one row.
+
+        Raises:
+            KeyError: for a tag that `METRICS` does not define.
+        """
+        for tag in values:
+            if tag not in METRICS:
+                raise KeyError(f"metric {tag!r} is not defined in run/metrics.py")
+        row = {"global_step": global_step, **{tag: value for tag, value in values.items() if not math.isnan(value)}}
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._to_tensorboard(row)
+        if self._wandb is not None:
+            self._wandb.log(row, step=global_step)
+
+    def _to_tensorboard(self, row: dict[str, float]) -> None:
+        entries = [
+            self._summary.Value(tag=tag, simple_value=value) for tag, value in row.items() if tag != "global_step"
+        ]
+        event = self._event(wall_time=time.time(), step=row["global_step"], summary=self._summary(value=entries))
+        self._tensorboard.add_event(event)
+
+    def flush(self) -> int:
+        """Flushes the JSONL and gives its length in bytes."""
+        self._file.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Flushes and closes everything."""
+        self._file.close()
+        self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()

@@ -1,0 +1,330 @@
+"""One run: folder, seeds, phases, log, evaluation, checkpoints, and the way back after a kill."""
+
+import contextlib
+import dataclasses
+import os
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cleanrl_zoo.run.arguments import EnvArgs, exit_with, flag, run_folder
+from cleanrl_zoo.run.checkpoint import (
+    DamagedCheckpoint,
+    capture,
+    list_checkpoints,
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+    write_json,
+)
+from cleanrl_zoo.run.compiling import resolve_compile
+from cleanrl_zoo.run.metrics import MetricLog
+from cleanrl_zoo.run.progress import Progress, duration
+from cleanrl_zoo.run.provenance import git_commit, machine, versions
+from cleanrl_zoo.run.seeding import global_random_state, seed_everything, set_global_random_state
+
+StateT = TypeVar("StateT")
+Evaluate = Callable[[Any], tuple[np.ndarray, np.ndarray]]
+
+
+class NonFinite(RuntimeError):
+    """A tensor that must be finite is not; the message names it."""
+
+
+class Run:
+    """Everything of a training run that is not the algorithm. Used as a context manager around the training loop.
+
+    Args:
+        args: the parsed flags. `args.resume` goes on with a run, otherwise a new folder is made.
+        envs: the training environments; their episodes are counted and their state is part of the checkpoint.
+        evaluate: `evaluate(state) -> (returns [episodes], lengths [episodes])` of the deterministic policy, on environments
+            and generators of its own.
+
+    Raises (in set-up, as one line with exit code 2): a run folder that exists, is used by another process or cannot be
+    written, a missing extra, a device that is not there, a damaged checkpoint.
+    """
+
+    def __init__(self, args: EnvArgs, envs: Any, evaluate: Evaluate) -> None:
+        self.args, self.envs, self.evaluate = args, envs, evaluate
+        self.algorithm = Path(sys.modules[type(args).__module__].__file__ or "run").stem
+        self.compile = resolve_compile(args.compile, args.device)
+        self._check_device()
+        self._check_boundaries()
+        torch.set_num_threads(args.threads)
+        seed_everything(args.seed)
+
+        self.returns: deque[float] = deque(maxlen=100)  # of the last training episodes
+        self.eval_curve: list[list[float]] = []
+        self.final_returns: list[float] = []
+        self.global_step = 0
+        self.seconds_before = 0.0
+        self._last_checkpoint: Path | None = None
+        self._values: dict[str, list[Tensor | float]] = {}
+        self._episodes: list[tuple[float, int]] = []
+        self._seconds: dict[str, float] = {}
+        self._saved: Any = None
+
+        offset = self._resume() if args.resume is not None else self._new_folder()
+        wandb_run = self._start_wandb() if args.track else None
+        self.log = MetricLog(self.run_dir, offset, wandb_run)
+        self.progress = Progress(f"{self.algorithm} {args.env} seed {args.seed}", args.total_timesteps)
+
+    # Set-up
+
+    def _check_device(self) -> None:
+        if self.args.device.startswith("cuda") and not torch.cuda.is_available():
+            exit_with(f"--device {self.args.device}: no CUDA device is available; allowed here is cpu")
+
+    def _check_boundaries(self) -> None:
+        """An engine that cannot save its state is re-seeded at boundaries: they must be rare against an episode."""
+        args, limit = self.args, self.envs.max_episode_steps
+        if self.envs.exact_state or args.checkpoint_every == 0 or limit is None:
+            return
+        least = 10 * limit * args.num_envs
+        if args.checkpoint_every < least:
+            exit_with(
+                f"--checkpoint-every {args.checkpoint_every}: {args.env} on this engine starts anew at each checkpoint; "
+                f"give at least {least} (ten episode limits per environment) or 0 (only at the end)"
+            )
+
+    def _new_folder(self) -> int:
+        args = self.args
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        default = Path("runs") / self.algorithm / args.env.replace("/", "-") / f"seed_{args.seed}_{stamp}"
+        self.run_dir = Path(args.run_dir) if args.run_dir else default
+        if self.run_dir.exists() and (not self.run_dir.is_dir() or any(self.run_dir.iterdir())):
+            exit_with(
+                f"--run-dir {self.run_dir}: exists and is not empty; go on with it by --resume {self.run_dir} or give another"
+            )
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            self._lock_folder()
+            write_json(self.run_dir / "run.json", self.description())
+        except OSError as error:
+            exit_with(f"--run-dir {self.run_dir}: cannot be written ({error.strerror}); give a folder that can")
+        return 0
+
+    def _resume(self) -> int:
+        """Reads the newest checkpoint (or the one named) and gives the byte offset of the log at that boundary."""
+        named = Path(self.args.resume or "")
+        self.run_dir = run_folder(self.args.resume or "")
+        if (self.run_dir / "summary.json").exists():
+            print(f"{self.run_dir} is finished; its results are in {self.run_dir / 'summary.json'}", file=sys.stderr)
+            sys.exit(0)
+        self._lock_folder()
+        found = list_checkpoints(self.run_dir / "checkpoints")
+        chosen = named if named != self.run_dir else (found[-1] if found else None)
+        if chosen is None:
+            return 0  # killed before the first boundary: the run starts again from its seed
+        try:
+            self._saved = load_checkpoint(chosen)
+        except DamagedCheckpoint as error:
+            earlier = [path for path in found if path.name < chosen.name]
+            offer = f"the one before it: --resume {earlier[-1]}" if earlier else "there is no earlier one"
+            exit_with(f"{error}; nothing was changed; {offer}")
+        self._last_checkpoint = chosen
+        return self._saved["run"]["log_bytes"]
+
+    def _lock_folder(self) -> None:
+        """Holds the folder for this process as long as it lives, so that a run is not resumed twice at once."""
+        try:
+            import fcntl
+        except ImportError:  # no advisory locks on this system
+            return
+        self._lock = open(self.run_dir / ".lock", "w")  # noqa: SIM115 - held until the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            exit_with(f"--run-dir {self.run_dir}: in use by another process; wait for it or give another folder")
+
+    def _start_wandb(self) -> Any:
+        try:
+            import wandb
+        except ImportError:
+            exit_with("--track: wandb is not installed; install it with pip install '.[track]'")
+        return wandb.init(project="cleanrl_zoo", name=self.run_dir.name, config=dataclasses.asdict(self.args))
+
+    def description(self) -> dict[str, Any]:
+        """The content of run.json: algorithm, flags, provenance."""
+        args = {name: value for name, value in dataclasses.asdict(self.args).items() if name not in ("resume", "run_dir")}
+        args["compile"] = self.compile
+        commit, dirty = git_commit(Path(__file__).parent)
+        env = {"id": self.envs.env_id, "engine": self.envs.engine, "versions": self.envs.versions()}
+        return {
+            "algorithm": self.algorithm,
+            "args": args,
+            "provenance": {
+                "commit": commit,
+                "dirty": dirty,
+                "versions": versions(),
+                "machine": machine(),
+                "env": env,
+                "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+            },
+            "command": ["python", f"algos/{self.algorithm}.py", *sys.argv[1:]],
+        }
+
+    def resume_or(self, create: Callable[[], StateT]) -> StateT:
+        """A new state, or, in a resumed run, a new one filled with what the checkpoint holds."""
+        state = create()
+        if self._saved is not None:
+            state = restore(state, self._saved["state"])
+            self.envs.load_state_dict(self._saved["envs"])
+            own = self._saved["run"]
+            self.returns.extend(own["returns"])
+            self.eval_curve, self.final_returns = own["eval_curve"], own["final_returns"]
+            self.global_step = own["global_step"]
+            self.seconds_before = own["seconds"]
+            set_global_random_state(self._saved["random"])
+            self._saved = None
+            self.progress.message(f"resumed {self.run_dir} at step {self.global_step:,}")
+        else:
+            self.progress.message(f"run folder: {self.run_dir}")
+        self.progress = Progress(self.progress.name, self.args.total_timesteps, self.global_step)
+        return state
+
+    # The loop
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the wall-clock seconds inside to `time/<name>` of the log interval."""
+        started = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def metrics(self, values: Mapping[str, Tensor | float]) -> None:
+        """Notes one iteration's values; the log shows their mean over the interval. Tensors are not read before that."""
+        for tag, value in values.items():
+            self._values.setdefault(tag, []).append(value)
+
+    def check_finite(self, **tensors: Tensor) -> None:
+        """Raises NonFinite when one of the named tensors holds NaN or Inf: once per iteration, it waits for the device."""
+        for name, tensor in tensors.items():
+            if not torch.isfinite(tensor).all():
+                raise NonFinite(f"{name} holds NaN or Inf")
+
+    def end_iteration(self, state: Any) -> None:
+        """Counts the episodes, then logs, evaluates and writes a checkpoint, each when its multiple was reached."""
+        previous, self.global_step = self.global_step, state.global_step
+        for episode in self.envs.pop_episodes():
+            self._episodes.append(episode)
+            self.returns.append(episode[0])
+        finished = self.global_step >= self.args.total_timesteps
+        evaluate = self._due(previous, self.args.eval_every) or finished
+        checkpoint = self._due(previous, self.args.checkpoint_every) or finished
+        if evaluate:
+            self._evaluate(state)
+        if evaluate or checkpoint or self._due(previous, self.args.log_every):
+            self._write_row()
+        if checkpoint:
+            if not self.envs.exact_state and not finished:
+                state.obs = self.envs.cut(self.global_step)
+            self._checkpoint(state)
+        self.progress.update(self.global_step, float(np.mean(self.returns)) if self.returns else None)
+
+    def _due(self, previous: int, every: int) -> bool:
+        return every > 0 and self.global_step // every > previous // every
+
+    def _evaluate(self, state: Any) -> None:
+        with self.phase("eval"):
+            returns, lengths = self.evaluate(state)
+        self.final_returns = [float(value) for value in returns]
+        self.eval_curve.append([self.global_step, float(np.mean(returns))])
+        self.metrics({"eval/episodic_return": np.mean(returns), "eval/episodic_length": np.mean(lengths)})
+
+    def _write_row(self) -> None:
+        row = {tag: float(torch.stack([torch.as_tensor(v) for v in seen]).double().mean()) for tag, seen in self._values.items()}
+        for tag, value in row.items():
+            if tag.startswith("losses/") and tag != "losses/explained_variance" and not np.isfinite(value):
+                raise NonFinite(f"{tag} is {value}")
+        if self._episodes:
+            returns, lengths = zip(*self._episodes, strict=True)
+            row["charts/episodic_return"] = float(np.mean(returns))
+            row["charts/episodic_length"] = float(np.mean(lengths))
+        row["charts/episodes"] = float(len(self._episodes))
+        row["charts/SPS"] = self.progress.steps_per_second(self.global_step)
+        row.update({f"time/{name}": seconds for name, seconds in self._seconds.items()})
+        self.log.write(self.global_step, row)
+        self._values, self._episodes, self._seconds = {}, [], {}
+
+    def _checkpoint(self, state: Any) -> None:
+        own = {
+            "global_step": self.global_step,
+            "returns": list(self.returns),
+            "eval_curve": self.eval_curve,
+            "final_returns": self.final_returns,
+            "seconds": self.seconds(),
+            "log_bytes": self.log.flush(),
+        }
+        tree = {
+            "state": capture(state),
+            "envs": capture(self.envs.state_dict()),
+            "run": own,
+            "random": capture(global_random_state()),
+        }
+        folder = self.run_dir / "checkpoints" / f"step_{self.global_step:012d}"
+        save_checkpoint(folder, tree)
+        self._last_checkpoint = folder
+
+    def seconds(self) -> float:
+        """Wall-clock seconds of training so far, over all processes of the run."""
+        return self.seconds_before + time.perf_counter() - self.progress.started
+
+    # The end
+
+    def results(self, state: Any) -> dict[str, Any]:
+        """The run's returns, raw: last 100 training episodes, final deterministic evaluation, evaluations on the way."""
+        return {
+            "algorithm": self.algorithm,
+            "env": self.envs.env_id,
+            "engine": self.envs.engine,
+            "seed": self.args.seed,
+            "global_step": state.global_step,
+            "finished": True,
+            "train_last100": {"mean": float(np.mean(self.returns)) if self.returns else None, "returns": list(self.returns)},
+            "final_eval": {"mean": float(np.mean(self.final_returns)), "returns": self.final_returns},
+            "eval_curve": self.eval_curve,
+            "wall_clock_s": round(self.seconds(), 1),
+            "steps_per_second": round(state.global_step / self.seconds(), 1),
+        }
+
+    def finish(self, results: dict[str, Any]) -> None:
+        """Writes summary.json, which marks the run as finished, and says what came out."""
+        write_json(self.run_dir / "summary.json", results)
+        last, final = results["train_last100"], results["final_eval"]
+        best = max(self.eval_curve, key=lambda point: point[1])
+        shown = "no episode ended" if last["mean"] is None else f"{last['mean']:,.1f}"
+        self.progress.message(
+            f"{self.progress.name}: {results['global_step']:,} steps in {duration(results['wall_clock_s'])} "
+            f"({results['steps_per_second']:,.0f} steps/s)\n"
+            f"  return, last {len(last['returns'])} training episodes  {shown}\n"
+            f"  return, final deterministic evaluation  {final['mean']:,.1f} ± {np.std(final['returns']):,.1f}\n"
+            f"  return, best evaluation on the way      {best[1]:,.1f} at step {best[0]:,.0f}\n"
+            f"  run folder: {self.run_dir}"
+        )
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        self.log.close()
+        self.envs.close()
+        resume = f"python algos/{self.algorithm}.py --resume {shlex.quote(os.fspath(self.run_dir))}"
+        last = "no checkpoint yet" if self._last_checkpoint is None else f"last checkpoint {self._last_checkpoint}"
+        if isinstance(error, KeyboardInterrupt):
+            self.progress.message(f"stopped at step {self.global_step:,}; {last}; go on with: {resume}")
+            sys.exit(130)
+        if isinstance(error, NonFinite):
+            self.progress.message(
+                f"error: {error} after step {self.global_step:,}; {last}; try a smaller {flag('learning_rate')}"
+            )
+            sys.exit(1)
