@@ -1,0 +1,34 @@
+"""Shape checks shared by the formulas. They read shapes only, so they cost little and pass through torch.compile."""
+
+from torch import Tensor
+
+
+def check_broadcast(**tensors: Tensor | None) -> None:
+    """Raise ValueError unless all tensors have one number of dimensions and sizes that are equal or 1.
+
+    Torch alone would silently turn [B, 1] with [B] into [B, B]. ``None`` entries are skipped.
+    """
+    shapes = [tensor.shape for tensor in tensors.values() if tensor is not None]
+    for shape in shapes:
+        if len(shape) != len(shapes[0]):
+            raise ValueError(
+                f"different numbers of dimensions: {_listed(tensors)}; give every input the same number "
+                "(size-1 dimensions broadcast)"
+            )
+    for sizes in zip(*shapes, strict=True):
+        wide = [size for size in sizes if size != 1]
+        for size in wide:
+            if size != wide[0]:
+                raise ValueError(f"shapes do not broadcast: {_listed(tensors)}; sizes must be equal or 1")
+
+
+def check_equal(**tensors: Tensor) -> None:
+    """Raise ValueError unless all tensors have the same shape."""
+    shapes = [tensor.shape for tensor in tensors.values()]
+    for shape in shapes:
+        if shape != shapes[0]:
+            raise ValueError(f"shapes differ: {_listed(tensors)}; all of them must have the same shape")
+
+
+def _listed(tensors: dict[str, Tensor | None]) -> str:
+    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items() if tensor is not None)
