@@ -1,0 +1,17 @@
+"""Environments: one vector interface over two engines, running scales, probes with known values."""
+
+from cleanrl_zoo.envs import probes as probes  # registers the probe environments with Gymnasium
+from cleanrl_zoo.envs.episodes import run_episodes
+from cleanrl_zoo.envs.normalize import ObsNormalizer, RewardScaler
+from cleanrl_zoo.envs.vec import EVAL_STREAM, TRAIN_STREAM, VecEnv, VecStep, make_vec
+
+__all__ = [
+    "EVAL_STREAM",
+    "TRAIN_STREAM",
+    "ObsNormalizer",
+    "RewardScaler",
+    "VecEnv",
+    "VecStep",
+    "make_vec",
+    "run_episodes",
+]

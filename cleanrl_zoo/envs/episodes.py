@@ -1,0 +1,28 @@
+"""Running whole episodes."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from cleanrl_zoo.envs.vec import VecEnv
+
+
+def run_episodes(envs: VecEnv, act: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Resets `envs` and plays one episode in each: raw returns float64 [N] and lengths int64 [N].
+
+    act: obs [N, ...] -> actions [N, ...]. Counting each environment's first episode, whichever ends first, does not
+    favour short ones. Environments that are done early are stepped on until the last is done. The environments'
+    seeds decide the episodes, so calls repeat for a deterministic `act`.
+    """
+    obs = envs.reset()
+    returns = np.zeros(envs.num_envs)
+    lengths = np.zeros(envs.num_envs, np.int64)
+    running = np.ones(envs.num_envs, bool)
+    while running.any():
+        step = envs.step(act(obs))
+        obs = step.obs
+        ended = running & (step.terminated | step.truncated)
+        returns[ended] = step.episode_return[ended]
+        lengths[ended] = step.episode_length[ended]
+        running &= ~ended
+    return returns, lengths
