@@ -10,14 +10,14 @@ Schulman, Wolski, Dhariwal, Radford & Klimov (2017), "Proximal Policy Optimizati
 Deviations from the paper, each with its reason:
 
  1. Observations are divided by running scales (clipped to ±10) and rewards by the running standard deviation of the
-    discounted return: the tasks' units differ by orders of magnitude. Both are part of the policy and are saved with it.
+    discounted return: the tasks' units differ by orders of magnitude. Both are saved with the run.
  2. The observation scales are frozen while a rollout is collected and trained on, and updated after it, so that the
     ratio of the first minibatch is exactly 1.
  3. Advantages are whitened per minibatch; the gradient is clipped to a norm of 0.5: less sensitive to the reward scale.
  4. Orthogonal initialisation, √2 in hidden layers, 0.01 for the mean of the policy, so that it begins near its noise.
  5. Adam's ε is 1e-5 and its learning rate falls linearly to zero.
  6. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
- 7. Value clipping is off: it did not help in "What Matters In On-Policy Reinforcement Learning" (Andrychowicz et al., 2021).
+ 7. The value loss is not clipped: it did not help in Andrychowicz et al. (2021), "What Matters In On-Policy RL".
 
 Run:    python algos/ppo_continuous.py --env Hopper-v4
 """
@@ -32,13 +32,12 @@ import torch
 from torch import Tensor, nn
 
 from cleanrl_zoo import zoo
-from cleanrl_zoo.core import DiagGaussian, aggregate, clipped_surrogate, explained_variance, gae, k3, normalize
-from cleanrl_zoo.core import squared_value_loss
+from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, gae, k3, normalize, squared_value_loss
+from cleanrl_zoo.core.distributions import DiagGaussian
 from cleanrl_zoo.data.rollout import Rollout
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, make_vec, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
-from cleanrl_zoo.run import INIT_STREAM, MINIBATCH_STREAM, NOISE_STREAM, EnvArgs, Run, compile_function
-from cleanrl_zoo.run import check_above, check_at_least, check_between, parse_args, torch_generator, usage_errors
+from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 
 
 @dataclass
@@ -57,6 +56,8 @@ class Args(EnvArgs):
     """discount factor"""
     gae_lambda: float = 0.95
     """λ of the generalised advantage estimate"""
+    scale_rewards: bool = True
+    """divide rewards by the running standard deviation of the discounted return"""
     num_minibatches: int = 32
     """minibatches per epoch; must divide the batch"""
     update_epochs: int = 10
@@ -76,12 +77,10 @@ class Args(EnvArgs):
 
     def check(self) -> None:
         super().check()
-        check_at_least(self, 1, "num_steps", "num_minibatches", "update_epochs")
-        check_above(self, 0, "learning_rate", "clip_coef", "max_grad_norm")
-        check_between(self, 0, 1, "gamma", "gae_lambda")
-        check_at_least(self, 0, "vf_coef", "ent_coef")
-        if self.target_kl is not None:
-            check_above(self, 0, "target_kl")
+        check(self, "num_steps", "num_minibatches", "update_epochs", "hidden", at_least=1)
+        check(self, "learning_rate", "clip_coef", "max_grad_norm", "target_kl", above=0)
+        check(self, "gamma", "gae_lambda", at_least=0, at_most=1)
+        check(self, "vf_coef", "ent_coef", at_least=0)
         if self.batch_size % self.num_minibatches:
             raise ValueError(
                 f"--num-minibatches {self.num_minibatches}: must divide the batch of {self.batch_size} "
@@ -105,13 +104,17 @@ PRESETS = {
 class Agent(nn.Module):
     """Two separate networks, as in the paper's section 6.1; the standard deviation does not depend on the state."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
+    def __init__(
+        self, obs_dim: int, low: Tensor, high: Tensor, hidden: Sequence[int], generator: torch.Generator
+    ) -> None:
         super().__init__()
         gains = [2**0.5] * len(hidden)
         self.obs_norm = ObsNormalizer((obs_dim,))
-        self.actor = mlp([obs_dim, *hidden, action_dim], "tanh", [*gains, 0.01], generator)
+        self.actor = mlp([obs_dim, *hidden, len(low)], "tanh", [*gains, 0.01], generator)
         self.critic = mlp([obs_dim, *hidden, 1], "tanh", [*gains, 1.0], generator)
-        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.log_std = nn.Parameter(torch.zeros(len(low)))
+        self.register_buffer("low", low)  # the box of allowed actions, [A]
+        self.register_buffer("high", high)
 
     def policy(self, normalized_obs: Tensor) -> DiagGaussian:
         return DiagGaussian(self.actor(normalized_obs), self.log_std)
@@ -135,37 +138,41 @@ class TrainState:
 
     @classmethod
     def create(cls, args: Args, envs: VecEnv) -> "TrainState":
-        obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
-        agent = Agent(obs_dim, action_dim, args.hidden, torch_generator(args.seed, INIT_STREAM)).to(args.device)
+        obs_dim, space = envs.single_observation_space.shape[0], envs.single_action_space
+        low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+        agent = Agent(obs_dim, low, high, args.hidden, torch_generator(args.seed, "init")).to(args.device)
         return cls(
             agent=agent,
             optimizer=Adam(agent.parameters(), eps=1e-5),
             reward_scaler=RewardScaler(args.num_envs, args.gamma).to(args.device),
             obs=envs.reset(),
-            noise_generator=torch_generator(args.seed, NOISE_STREAM, args.device),
-            minibatch_generator=torch_generator(args.seed, MINIBATCH_STREAM, args.device),
+            noise_generator=torch_generator(args.seed, "noise", args.device),
+            minibatch_generator=torch_generator(args.seed, "minibatch", args.device),
         )
 
 
-def act(agent: Agent, obs: Tensor, noise: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+@torch.no_grad()
+def act(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """The action sampled in `obs` [N, D] with standard normal `noise` [N, A], and its copy clipped to the box."""
-    with torch.no_grad():
-        action = agent.policy(agent.obs_norm(obs)).sample(noise)  # [N, A]
-        return action, action.clamp(low, high)
+    action = agent.policy(agent.obs_norm(obs)).sample(noise)  # [N, A]
+    return action, action.clamp(agent.low, agent.high)
 
 
-def collect(
-    state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, bounds: Sequence[Tensor], args: Args
-) -> None:
+def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> None:
     """Fills `rollout` [T, N] with the current policy (algorithm 1, "run policy π_old for T timesteps")."""
     noise = torch.randn(rollout.actions.shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
     for t in range(args.num_steps):
         obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, D]
-        action, env_action = act(state.agent, obs, noise[t], *bounds)  # [N, A]
+        action, env_action = act(state.agent, obs, noise[t])  # [N, A]
         step = envs.step(env_action.cpu().numpy())
         rollout.put_step(t, action.cpu().numpy(), step)
         state.obs = step.obs
     state.global_step += args.batch_size
+
+
+# What one minibatch step reports, in this order.
+STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clipfrac",
+         "losses/clipfrac_low", "losses/clipfrac_high", "losses/grad_norm")  # fmt: skip
 
 
 def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: Args) -> dict[str, Tensor | float]:
@@ -176,7 +183,7 @@ def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: 
     with torch.no_grad():
         obs = agent.obs_norm(raw_obs)  # [T, N, D]
         values, next_values = agent.value(obs), agent.value(agent.obs_norm(raw_next_obs))  # [T, N]
-        rewards = state.reward_scaler(raw_rewards, done).to(values.dtype)
+        rewards = (state.reward_scaler(raw_rewards, done) if args.scale_rewards else raw_rewards).to(values.dtype)
         advantages = gae(rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + values
         old_logprob = agent.policy(obs).log_prob(actions)
@@ -203,10 +210,6 @@ def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: 
         "charts/learning_rate": learning_rate,
         "charts/action_std": agent.log_std.detach().exp().mean(),
     }
-
-
-STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clipfrac",
-         "losses/clipfrac_low", "losses/clipfrac_high", "losses/grad_norm")  # fmt: skip
 
 
 def minibatch_step(
@@ -239,7 +242,9 @@ def check_spaces(envs: VecEnv) -> None:
     if not isinstance(action_space, gymnasium.spaces.Box):
         raise ValueError(f"--env {envs.env_id}: its actions are {action_space}, not a Box; use algos/ppo.py")
     if len(obs_space.shape or ()) != 1 or len(action_space.shape) != 1:
-        raise ValueError(f"--env {envs.env_id}: observations {obs_space} and actions {action_space} must be flat vectors")
+        raise ValueError(
+            f"--env {envs.env_id}: observations {obs_space} and actions {action_space} must be flat vectors"
+        )
 
 
 def main(args: Args) -> None:
@@ -247,29 +252,29 @@ def main(args: Args) -> None:
         envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads)
         check_spaces(envs)
         eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
-    bounds = [torch.as_tensor(b, device=args.device) for b in (envs.single_action_space.low, envs.single_action_space.high)]
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of the deterministic policy's episodes: noise 0 gives the mean."""
-        noise = torch.zeros(args.eval_episodes, len(bounds[0]), device=args.device)
+        """Returns and lengths of the deterministic policy's episodes: without noise its action is the mean."""
+        no_noise = torch.zeros(args.eval_episodes, *eval_envs.single_action_space.shape, device=args.device)
 
         def mean_action(obs: np.ndarray) -> np.ndarray:
             obs = torch.as_tensor(obs, dtype=torch.float32, device=args.device)
-            return act(state.agent, obs, noise, *bounds)[1].cpu().numpy()
+            return act(state.agent, obs, no_noise)[1].cpu().numpy()
 
         return run_episodes(eval_envs, mean_action)
 
     with Run(args, envs, evaluate) as run:
-        compiled_act = compile_function(act, run.compile, args.device)
-        compiled_minibatch_step = compile_function(minibatch_step, run.compile, args.device)
+        fast_act = compile_function(act, run.compile, args.device)
+        fast_minibatch_step = compile_function(minibatch_step, run.compile, args.device)
         state = run.resume_or(lambda: TrainState.create(args, envs))
-        rollout = Rollout.allocate(args.num_steps, args.num_envs, state.obs.shape[1:], bounds[0].shape)
+        shapes = envs.single_observation_space.shape, envs.single_action_space.shape
+        rollout = Rollout.allocate(args.num_steps, args.num_envs, *shapes)
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
-                collect(state, envs, rollout, compiled_act, bounds, args)  # [T, N]
+                collect(state, envs, rollout, fast_act, args)  # [T, N]
             run.check_finite(actions=rollout.actions)
             with run.phase("update"):
-                run.metrics(update(state, rollout, compiled_minibatch_step, args))
+                run.metrics(update(state, rollout, fast_minibatch_step, args))
             run.end_iteration(state)
         results = run.results(state)
         save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.description(), **results})

@@ -47,7 +47,7 @@ class Rollout:
         return cls(**tensors, numpy={name: tensor.numpy() for name, tensor in tensors.items()})
 
     def put_obs(self, t: int, obs: np.ndarray) -> Tensor:
-        """Writes the observations of row `t` and gives them back as stored: what the policy sees is what it learns from."""
+        """Writes the observations of row `t` and gives them back as stored: the policy acts on what it learns from."""
         self.numpy["obs"][t] = obs
         return self.obs[t]
 
@@ -61,6 +61,6 @@ class Rollout:
         rows["truncated"][t] = step.truncated
 
     def to(self, device: str | torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """(obs, final_obs, actions, rewards, terminated, truncated) on `device`; on the CPU the store itself, uncopied."""
+        """(obs, final_obs, actions, rewards, terminated, truncated) on `device`; on the CPU without a copy."""
         fields = (self.obs, self.final_obs, self.actions, self.rewards, self.terminated, self.truncated)
         return tuple(tensor.to(device) for tensor in fields)

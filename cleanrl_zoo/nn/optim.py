@@ -18,11 +18,11 @@ def clip_grad_norm(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tenso
 
 
 class Adam:
-    """Adam (Kingma & Ba, 2015, algorithm 1) whose step is a pure tensor function of gradients and a tensor learning rate.
+    """Adam (Kingma & Ba, 2015, algorithm 1) whose step takes gradients and learning rate as tensors.
 
-    The same numbers as `torch.optim.Adam` up to rounding. The step counter is a float64 tensor of shape (1,): compiled code
-    drops in-place writes to a 0-dim float64 tensor on the CPU. Bias corrections 1 − βᵗ are computed as −expm1(t·log β),
-    which stays exact for large t and needs no Python number that changes from call to call (each would recompile).
+    The same numbers as `torch.optim.Adam` up to rounding. The step counter is a float64 tensor of shape (1,): compiled
+    code drops in-place writes to a 0-dim float64 tensor on the CPU. Bias corrections 1 − βᵗ are −expm1(t·log β), which
+    stays exact for large t and needs no Python number that changes from call to call (each would recompile).
     """
 
     def __init__(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ class RunArgs:
     threads: int = 1
     """torch threads on the CPU; two are slower than one for small networks"""
     compile: bool = True
-    """compile the policy and the minibatch step (needs a C++ compiler on the CPU; the first compilation takes seconds)"""
+    """compile the policy and the minibatch step (on the CPU by a C++ compiler; takes seconds at the start)"""
     track: bool = False
     """log to Weights & Biases as well"""
     log_every: int = 2000
@@ -45,8 +46,8 @@ class RunArgs:
 
     def check(self) -> None:
         """Raises ValueError with one line that names the flag, the value and what would be right."""
-        check_at_least(self, 0, "seed", "eval_every", "checkpoint_every")
-        check_at_least(self, 1, "threads", "log_every", "eval_episodes")
+        check(self, "seed", "eval_every", "checkpoint_every", at_least=0)
+        check(self, "threads", "log_every", "eval_episodes", at_least=1)
         if self.device != "cpu" and not self.device.startswith("cuda"):
             raise ValueError(f"--device {self.device}: allowed are cpu, cuda and cuda:K")
 
@@ -69,8 +70,8 @@ class EnvArgs(RunArgs):
     def check(self) -> None:
         """As `RunArgs.check`."""
         super().check()
-        check_at_least(self, 1, "num_envs", "total_timesteps")
-        check_at_least(self, 0, "env_threads")
+        check(self, "num_envs", "total_timesteps", at_least=1)
+        check(self, "env_threads", at_least=0)
 
 
 def flag(name: str) -> str:
@@ -78,25 +79,18 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_at_least(args: Any, minimum: float, *names: str) -> None:
-    """Raises ValueError for the first named field below `minimum`."""
+def check(
+    args: Any, *names: str, at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf
+) -> None:
+    """Raises ValueError for the first named field outside the bounds; of a tuple every entry counts, None passes."""
     for name in names:
-        if not getattr(args, name) >= minimum:
-            raise ValueError(f"{flag(name)} {getattr(args, name)}: must be at least {minimum}")
-
-
-def check_above(args: Any, minimum: float, *names: str) -> None:
-    """Raises ValueError for the first named field that is not above `minimum`."""
-    for name in names:
-        if not getattr(args, name) > minimum:
-            raise ValueError(f"{flag(name)} {getattr(args, name)}: must be above {minimum}")
-
-
-def check_between(args: Any, low: float, high: float, *names: str) -> None:
-    """Raises ValueError for the first named field outside [low, high]."""
-    for name in names:
-        if not low <= getattr(args, name) <= high:
-            raise ValueError(f"{flag(name)} {getattr(args, name)}: must lie between {low} and {high}")
+        value = getattr(args, name)
+        entries = value if isinstance(value, tuple) else (value,)
+        if all(entry is None or (entry >= at_least and entry > above and entry <= at_most) for entry in entries):
+            continue
+        bounds = [("at least", at_least), ("above", above), ("at most", at_most)]
+        allowed = " and ".join(f"{words} {bound}" for words, bound in bounds if math.isfinite(bound))
+        raise ValueError(f"{flag(name)} {' '.join(map(str, entries))}: must be {allowed or 'a number'}")
 
 
 def exit_with(message: str) -> NoReturn:
@@ -107,7 +101,7 @@ def exit_with(message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns a ValueError or OSError inside into one line and exit code 2: for set-up that depends on what a user typed."""
+    """Turns a ValueError, OSError or ImportError of a set-up into one line and exit code 2."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
@@ -117,8 +111,8 @@ def usage_errors() -> Iterator[None]:
 def parse_args(cls: type[ArgsT], presets: dict[str, dict[str, Any]], argv: list[str] | None = None) -> ArgsT:
     """The command line as a checked instance of `cls`.
 
-    `--preset NAME` replaces the defaults before the other flags are read. `--resume FOLDER` reads the stored flags of a run
-    and ignores all others, with a note on each that differs. Errors are one line and exit code 2.
+    `--preset NAME` replaces the defaults before the other flags are read. `--resume FOLDER` reads the stored flags of a
+    run and ignores all others, with a note on each that differs. Errors are one line and exit code 2.
     """
     import tyro  # imported here so that the module stays light for tests and tools
 
@@ -179,16 +173,18 @@ def _stored_args(cls: type[ArgsT], typed: ArgsT, default: ArgsT) -> ArgsT:
     folder = run_folder(typed.resume)
     try:
         content = json.loads((folder / "run.json").read_text())
-        stored = content["args"]
+        stored, algorithm = content["args"], content["algorithm"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"--resume {typed.resume}: no run folder (it has no readable run.json)") from None
     script = Path(sys.modules[cls.__module__].__file__ or "").stem
-    if content.get("algorithm") != script:
-        raise ValueError(f"--resume {typed.resume}: a run of {content.get('algorithm')}.py, not of {script}.py")
+    if algorithm != script:
+        raise ValueError(f"--resume {typed.resume}: a run of {algorithm}.py, not of {script}.py")
     names = {field.name for field in dataclasses.fields(cls)}
     if set(stored) != names - {"resume", "run_dir"}:
         odd = ", ".join(sorted(set(stored) ^ (names - {"resume", "run_dir"})))
         raise ValueError(f"--resume {typed.resume}: its flags are not those of this version ({odd})")
+    # JSON knows no tuples
+    stored = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
     for name, value in stored.items():
         if getattr(typed, name) not in (value, getattr(default, name)):
             print(f"note: {flag(name)} {getattr(typed, name)} ignored: the run goes on with {value}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Checkpoints: one folder per boundary, tensors in safetensors, the rest in JSON, no pickle anywhere.
 
-A checkpoint is written to a temporary folder, flushed to the disk and renamed, so that a kill at any moment leaves either
-the old state or the new one. A third file holds the checksums of the other two: damage is told, never loaded.
+A checkpoint is written to a temporary folder, flushed to the disk and renamed, so that a kill at any moment leaves
+either the old state or the new one. A third file holds the checksums of the other two: damage is told, never loaded.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def restore(value: Any, saved: Any) -> Any:
 
 
 def save_checkpoint(folder: Path, tree: Any, keep: int = 2) -> None:
-    """Writes `tree` (see `capture`) to `folder` atomically and removes all but the last `keep` checkpoints beside it."""
+    """Writes `tree` (see `capture`) to `folder` atomically and keeps only the last `keep` checkpoints beside it."""
     tensors: dict[str, torch.Tensor] = {}
     state = json.dumps(_detach(tree, "", tensors)).encode()
     blob = save_tensors(tensors)

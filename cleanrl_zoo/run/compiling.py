@@ -5,8 +5,6 @@ import shutil
 import sys
 from collections.abc import Callable
 
-import torch
-
 
 def compiler_missing(device: str) -> str | None:
     """Why `--compile` cannot work on this machine, in a few words, or None."""
@@ -19,13 +17,14 @@ def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> 
     """`function` compiled as one graph (an unbreakable one: `fullgraph`), or `function` itself when not `enabled`.
 
     On the CPU through the C++ wrapper; on CUDA as CUDA graphs. `torch.autograd.grad` inside the graph is traced
-    (`trace_autograd_ops`), which is what lets one graph hold loss, gradient and optimizer step. Shapes are static: another
-    batch size compiles anew.
+    (`trace_autograd_ops`), which is what lets one graph hold loss, gradient and optimizer step. Shapes are static:
+    another batch size compiles anew.
     """
     if not enabled:
         return function
     # The instruction-set check compiles and runs a test program for each set: four seconds of a cold start.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    import torch
     import torch._dynamo
 
     torch._dynamo.config.trace_autograd_ops = True

@@ -15,7 +15,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "charts/SPS": ("steps/s", "environment steps per second of wall-clock since this process began training"),
     "charts/learning_rate": ("1", "learning rate of the interval's updates"),
     "losses/policy_loss": ("1", "policy loss, mean over all minibatches of all epochs"),
-    "losses/value_loss": ("return²", "½ mean squared error of the value, in the scaled reward's unit, times no coefficient"),
+    "losses/value_loss": (
+        "return²",
+        "½ mean squared error of the value, in the scaled reward's unit, times no coefficient",
+    ),
     "losses/entropy": ("nats", "entropy of the policy, mean over all minibatches"),
     "losses/approx_kl": ("nats", "mean k3 estimate of KL(old‖new) over the minibatches of the last executed epoch"),
     "losses/clipfrac": ("share", "ratios outside [1 − clip_low, 1 + clip_high], mean over all minibatches"),

@@ -26,7 +26,7 @@ def usable_cores() -> int:
 
 
 def git_commit(folder: Path) -> tuple[str | None, bool]:
-    """The commit checked out at `folder` and whether tracked files differ from it; (None, False) outside a repository."""
+    """The commit checked out at `folder` and whether tracked files differ; (None, False) outside a repository."""
     try:
         command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
         text = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

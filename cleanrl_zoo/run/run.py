@@ -46,8 +46,8 @@ class Run:
     Args:
         args: the parsed flags. `args.resume` goes on with a run, otherwise a new folder is made.
         envs: the training environments; their episodes are counted and their state is part of the checkpoint.
-        evaluate: `evaluate(state) -> (returns [episodes], lengths [episodes])` of the deterministic policy, on environments
-            and generators of its own.
+        evaluate: `evaluate(state) -> (returns [episodes], lengths [episodes])` of the deterministic policy, on
+            environments and generators of its own.
 
     Raises (in set-up, as one line with exit code 2): a run folder that exists, is used by another process or cannot be
     written, a missing extra, a device that is not there, a damaged checkpoint.
@@ -72,6 +72,7 @@ class Run:
         self._episodes: list[tuple[float, int]] = []
         self._seconds: dict[str, float] = {}
         self._saved: Any = None
+        self._lock: Any = None
 
         offset = self._resume() if args.resume is not None else self._new_folder()
         wandb_run = self._start_wandb() if args.track else None
@@ -92,7 +93,7 @@ class Run:
         least = 10 * limit * args.num_envs
         if args.checkpoint_every < least:
             exit_with(
-                f"--checkpoint-every {args.checkpoint_every}: {args.env} on this engine starts anew at each checkpoint; "
+                f"--checkpoint-every {args.checkpoint_every}: this engine starts {args.env} anew at each checkpoint; "
                 f"give at least {least} (ten episode limits per environment) or 0 (only at the end)"
             )
 
@@ -103,7 +104,8 @@ class Run:
         self.run_dir = Path(args.run_dir) if args.run_dir else default
         if self.run_dir.exists() and (not self.run_dir.is_dir() or any(self.run_dir.iterdir())):
             exit_with(
-                f"--run-dir {self.run_dir}: exists and is not empty; go on with it by --resume {self.run_dir} or give another"
+                f"--run-dir {self.run_dir}: exists and is not empty; "
+                f"go on with it by --resume {self.run_dir} or give another"
             )
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -128,6 +130,7 @@ class Run:
         try:
             self._saved = load_checkpoint(chosen)
         except DamagedCheckpoint as error:
+            self._unlock_folder()
             earlier = [path for path in found if path.name < chosen.name]
             offer = f"the one before it: --resume {earlier[-1]}" if earlier else "there is no earlier one"
             exit_with(f"{error}; nothing was changed; {offer}")
@@ -146,6 +149,10 @@ class Run:
         except BlockingIOError:
             exit_with(f"--run-dir {self.run_dir}: in use by another process; wait for it or give another folder")
 
+    def _unlock_folder(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
     def _start_wandb(self) -> Any:
         try:
             import wandb
@@ -155,7 +162,9 @@ class Run:
 
     def description(self) -> dict[str, Any]:
         """The content of run.json: algorithm, flags, provenance."""
-        args = {name: value for name, value in dataclasses.asdict(self.args).items() if name not in ("resume", "run_dir")}
+        args = {
+            name: value for name, value in dataclasses.asdict(self.args).items() if name not in ("resume", "run_dir")
+        }
         args["compile"] = self.compile
         commit, dirty = git_commit(Path(__file__).parent)
         env = {"id": self.envs.env_id, "engine": self.envs.engine, "versions": self.envs.versions()}
@@ -202,12 +211,12 @@ class Run:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
 
     def metrics(self, values: Mapping[str, Tensor | float]) -> None:
-        """Notes one iteration's values; the log shows their mean over the interval. Tensors are not read before that."""
+        """Notes one iteration's values; the log shows their mean over the interval. Tensors are read only then."""
         for tag, value in values.items():
             self._values.setdefault(tag, []).append(value)
 
     def check_finite(self, **tensors: Tensor) -> None:
-        """Raises NonFinite when one of the named tensors holds NaN or Inf: once per iteration, it waits for the device."""
+        """Raises NonFinite when one of the named tensors holds NaN or Inf. Waits for the device."""
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
                 raise NonFinite(f"{name} holds NaN or Inf")
@@ -242,7 +251,10 @@ class Run:
         self.metrics({"eval/episodic_return": np.mean(returns), "eval/episodic_length": np.mean(lengths)})
 
     def _write_row(self) -> None:
-        row = {tag: float(torch.stack([torch.as_tensor(v) for v in seen]).double().mean()) for tag, seen in self._values.items()}
+        row = {
+            tag: float(torch.stack([torch.as_tensor(v) for v in seen]).double().mean())
+            for tag, seen in self._values.items()
+        }
         for tag, value in row.items():
             if tag.startswith("losses/") and tag != "losses/explained_variance" and not np.isfinite(value):
                 raise NonFinite(f"{tag} is {value}")
@@ -282,7 +294,7 @@ class Run:
     # The end
 
     def results(self, state: Any) -> dict[str, Any]:
-        """The run's returns, raw: last 100 training episodes, final deterministic evaluation, evaluations on the way."""
+        """The run's raw returns: last 100 training episodes, final deterministic evaluation, those on the way."""
         return {
             "algorithm": self.algorithm,
             "env": self.envs.env_id,
@@ -290,7 +302,10 @@ class Run:
             "seed": self.args.seed,
             "global_step": state.global_step,
             "finished": True,
-            "train_last100": {"mean": float(np.mean(self.returns)) if self.returns else None, "returns": list(self.returns)},
+            "train_last100": {
+                "mean": float(np.mean(self.returns)) if self.returns else None,
+                "returns": list(self.returns),
+            },
             "final_eval": {"mean": float(np.mean(self.final_returns)), "returns": self.final_returns},
             "eval_curve": self.eval_curve,
             "wall_clock_s": round(self.seconds(), 1),
@@ -318,6 +333,7 @@ class Run:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         self.log.close()
         self.envs.close()
+        self._unlock_folder()
         resume = f"python algos/{self.algorithm}.py --resume {shlex.quote(os.fspath(self.run_dir))}"
         last = "no checkpoint yet" if self._last_checkpoint is None else f"last checkpoint {self._last_checkpoint}"
         if isinstance(error, KeyboardInterrupt):

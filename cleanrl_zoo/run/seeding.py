@@ -6,22 +6,23 @@ import numpy as np
 import torch
 
 # One stream per purpose; 0 and 1 are the training and evaluation environments (envs/vec.py).
-GLOBAL_STREAM, INIT_STREAM, NOISE_STREAM, MINIBATCH_STREAM = 2, 3, 4, 5
+STREAMS = {"global": 2, "init": 3, "noise": 4, "minibatch": 5}
 
 
-def stream_seed(seed: int, stream: int) -> int:
-    """A 63-bit seed for one stream of a run: `SeedSequence((seed, stream, 0))`, so seeds 1 and 2 share no stream."""
-    return int(np.random.SeedSequence((seed, stream, 0)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def stream_seed(seed: int, stream: str) -> int:
+    """A 63-bit seed for one of `STREAMS`, from `SeedSequence((seed, stream, 0))`: no two seeds share a stream."""
+    sequence = np.random.SeedSequence((seed, STREAMS[stream], 0))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def torch_generator(seed: int, stream: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """A torch generator on `device` for one stream of a run."""
+def torch_generator(seed: int, stream: str, device: str | torch.device = "cpu") -> torch.Generator:
+    """A torch generator on `device` for one of `STREAMS`."""
     return torch.Generator(device).manual_seed(stream_seed(seed, stream))
 
 
 def seed_everything(seed: int) -> None:
     """Seeds the global generators of Python, numpy and torch, for third-party code that draws from them."""
-    value = stream_seed(seed, GLOBAL_STREAM)
+    value = stream_seed(seed, "global")
     random.seed(value)
     np.random.seed(value % 2**32)
     torch.manual_seed(value)

@@ -1,0 +1,275 @@
+"""PPO for continuous actions: from the command line, through kills, on probes, against its own recorded numbers."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_same_run, command, environment, load_algorithm, rows_without_clock, run_file
+
+from cleanrl_zoo import core
+from cleanrl_zoo.data.rollout import Rollout
+from cleanrl_zoo.envs import make_vec
+from cleanrl_zoo.run import compile_function, parse_args
+
+ppo = load_algorithm("ppo_continuous")
+DEBUG = ("--preset", "debug")
+
+
+def args_for(**changes):
+    flags = [w for k, v in changes.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    return parse_args(ppo.Args, ppo.PRESETS, ["--preset", "debug", *flags])
+
+
+def start(args):
+    """Environments, state and rollout store, as main makes them."""
+    envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
+    state = ppo.TrainState.create(args, envs)
+    rollout = Rollout.allocate(args.num_steps, args.num_envs, state.obs.shape[1:], envs.single_action_space.shape)
+    return envs, state, rollout
+
+
+def train(args, act=ppo.act, minibatch_step=ppo.minibatch_step):
+    envs, state, rollout = start(args)
+    metrics = []
+    while state.global_step < args.total_timesteps:
+        ppo.collect(state, envs, rollout, act, args)
+        metrics.append({tag: float(value) for tag, value in ppo.update(state, rollout, minibatch_step, args).items()})
+    return state, metrics
+
+
+# The command line
+
+
+def test_debug_preset_is_quick_and_complete(in_tmp):
+    started = time.perf_counter()
+    done = run_file("ppo_continuous", *DEBUG, cwd=in_tmp)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - started < 30  # 2.5 s on an idle core; generous, since tests run on busy ones
+    assert "Warning" not in done.stderr and "WARN" not in done.stderr
+    (run_dir,) = (in_tmp / "runs/ppo_continuous/Hopper-v4").iterdir()
+    assert [p.name for p in in_tmp.iterdir()] == ["runs"]  # no stray files
+    names = {p.name for p in run_dir.iterdir()} - {".lock"}
+    assert names == {"run.json", "metrics.jsonl", "tensorboard", "checkpoints", "policy", "summary.json"}
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["finished"] and summary["global_step"] == 1024 and len(summary["final_eval"]["returns"]) == 2
+    rows = rows_without_clock(run_dir)
+    losses = "policy_loss value_loss entropy approx_kl clipfrac explained_variance grad_norm".split()
+    for tag in ("charts/episodic_return", "charts/learning_rate", *(f"losses/{name}" for name in losses)):
+        assert tag in rows[0]
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--env", "Hoper-v4"], ["Hoper-v4", "Hopper-v4"]),
+        (["--env", "CartPole-v1"], ["CartPole-v1", "Discrete(2)", "algos/ppo.py"]),
+        (["--num-envs", "-1"], ["--num-envs -1", "at least 1"]),
+        (["--num-steps", "0"], ["--num-steps 0", "at least 1"]),
+        (["--num-minibatches", "7"], ["--num-minibatches 7", "must divide the batch of 256"]),
+        (["--clip-coef", "0"], ["--clip-coef", "above 0"]),
+        (["--hidden", "0"], ["--hidden", "at least 1"]),
+        (["--target-kl", "-1"], ["--target-kl", "above 0"]),
+        (["--run-dir", "/proc/nowhere"], ["--run-dir /proc/nowhere", "cannot be written"]),
+        (["--vec", "mujoco", "--env", "Pendulum-v1"], ["Pendulum-v1", "mujoco"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(in_tmp, monkeypatch, capsys, flags, words):
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(parse_args(ppo.Args, ppo.PRESETS, [*DEBUG, *flags]))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and "Traceback" not in err
+    assert all(word in err for word in words), err
+
+
+def test_missing_extra_is_one_line(in_tmp, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(parse_args(ppo.Args, ppo.PRESETS, [*DEBUG, "--track"]))
+    assert stop.value.code == 2 and "pip install '.[track]'" in capsys.readouterr().err
+
+
+def test_a_second_run_never_overwrites_the_first(in_tmp, capsys):
+    ppo.main(args_for(run_dir="a"))
+    before = (in_tmp / "a/metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(args_for(run_dir="a", seed=2))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and "not empty" in err and "--resume a" in err
+    assert (in_tmp / "a/metrics.jsonl").read_bytes() == before
+
+
+# Seeds
+
+
+def test_same_seed_same_log_and_other_seed_other_log(in_tmp):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert run_file("ppo_continuous", *DEBUG, "--seed", str(seed), "--run-dir", name, cwd=in_tmp).returncode == 0
+    assert_same_run(in_tmp / "a", in_tmp / "b")
+    assert rows_without_clock(in_tmp / "a") != rows_without_clock(in_tmp / "c")
+
+
+# Resume
+
+LONG = (*DEBUG, "--total-timesteps", "8192", "--checkpoint-every", "1024", "--eval-every", "2048")
+
+
+def test_five_kills_at_random_moments_change_nothing(in_tmp):
+    assert run_file("ppo_continuous", *LONG, "--run-dir", "whole", cwd=in_tmp).returncode == 0
+    moments = random.Random(0)
+    flags = [*LONG, "--run-dir", "killed"]
+    kills = 0
+    for _ in range(40):
+        process = subprocess.Popen(
+            command("ppo_continuous", *flags), cwd=in_tmp, env=environment(), stderr=subprocess.PIPE
+        )
+        log = in_tmp / "killed/metrics.jsonl"
+        rows = log.read_bytes().count(b"\n") if log.exists() else 0
+        while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > rows):
+            time.sleep(0.005)  # training has begun again: now a random moment of it
+        time.sleep(moments.uniform(0.0, 0.5))
+        if kills < 5 and process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        if (in_tmp / "killed/summary.json").exists():
+            break
+        flags = ["--resume", "killed"]
+    assert kills == 5
+    assert_same_run(in_tmp / "whole", in_tmp / "killed")
+
+
+def test_interrupt_says_how_to_go_on(in_tmp):
+    flags = (*DEBUG, "--total-timesteps", "100000000", "--run-dir", "a run")
+    process = subprocess.Popen(
+        command("ppo_continuous", *flags), cwd=in_tmp, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    while not list((in_tmp / "a run/checkpoints").glob("step_*")):
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=30)[1]
+    assert process.returncode == 130 and "Traceback" not in err
+    assert "--resume 'a run'" in err and "last checkpoint" in err
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
+def test_a_damaged_checkpoint_offers_the_one_before(in_tmp, capsys, name):
+    ppo.main(args_for(run_dir="a", total_timesteps=2048))
+    (in_tmp / "a/summary.json").unlink()
+    newest = sorted((in_tmp / "a/checkpoints").iterdir())[-1]
+    content = (newest / name).read_bytes()
+    (newest / name).write_bytes(content[: len(content) // 2])
+    before = {p: p.read_bytes() for p in (in_tmp / "a").rglob("*") if p.is_file()}
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a"]))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and name in err
+    assert {p: p.read_bytes() for p in (in_tmp / "a").rglob("*") if p.is_file()} == before
+    earlier = err.split("--resume ")[1].strip()
+    ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", earlier]))
+    ppo.main(args_for(run_dir="b", total_timesteps=2048))
+    assert_same_run(in_tmp / "a", in_tmp / "b")
+
+
+def test_a_folder_in_use_and_a_finished_one(in_tmp, capsys):
+    ppo.main(args_for(run_dir="a"))
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a"]))
+    assert stop.value.code == 0 and "finished" in capsys.readouterr().err
+
+
+# The algorithm
+
+
+def test_unchanged_policy_has_ratio_one_for_out_of_bounds_actions_too():
+    """Actions are stored as sampled: in the first minibatch of the first epoch every ratio is 1 and approx_kl 0."""
+    args = args_for()
+    envs, state, rollout = start(args)
+    ppo.collect(state, envs, rollout, ppo.act, args)
+    assert (rollout.actions.abs() > 1).float().mean() > 0.2  # N(0, 1) leaves [−1, 1] for 32 % of its mass
+    seen = []
+
+    def first_minibatch(agent, optimizer, batch, index, *rest):
+        obs, actions, old_logprob = (x[index] for x in batch[:3])
+        seen.append((agent.policy(obs).log_prob(actions) - old_logprob).exp())
+        return ppo.minibatch_step(agent, optimizer, batch, index, *rest)
+
+    metrics = ppo.update(state, rollout, first_minibatch, args)
+    torch.testing.assert_close(seen[0], torch.ones_like(seen[0]), atol=1e-5, rtol=0)
+    assert (seen[1] - 1).abs().max() > 1e-4  # and the second one has moved
+    assert metrics["losses/approx_kl"] > 0
+
+
+def test_first_learning_rate_is_the_given_one_and_the_last_is_above_zero():
+    args = args_for(total_timesteps=1024)
+    _, metrics = train(args)
+    rates = [m["charts/learning_rate"] for m in metrics]
+    np.testing.assert_allclose(rates, 3e-4 * np.array([1.0, 0.75, 0.5, 0.25]), rtol=1e-6)
+
+
+def test_target_kl_stops_after_the_epoch():
+    _, metrics = train(args_for(target_kl=1e-9, total_timesteps=256))
+    assert metrics[0]["losses/epochs"] == 1
+    _, metrics = train(args_for(target_kl=1e9, total_timesteps=256))
+    assert metrics[0]["losses/epochs"] == 2
+
+
+def test_the_core_functions_are_the_ones_that_run(monkeypatch):
+    """One core: the surrogate and the advantage of this file are core's own objects."""
+    assert ppo.clipped_surrogate is core.clipped_surrogate and ppo.gae is core.gae
+
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(core, "clipped_surrogate", broken)
+    module = load_algorithm("ppo_continuous")
+    args = parse_args(module.Args, module.PRESETS, ["--preset", "debug"])
+    with pytest.raises(ZeroDivisionError):
+        envs, state, rollout = start(args)
+        module.collect(state, envs, rollout, module.act, args)
+        module.update(state, rollout, module.minibatch_step, args)
+    monkeypatch.undo()
+    load_algorithm("ppo_continuous")
+
+
+def test_nan_stops_the_run_with_step_tensor_and_checkpoint(in_tmp, monkeypatch, capsys):
+    real, calls = ppo.minibatch_step, []
+
+    def poisoned(agent, *rest):
+        calls.append(1)
+        if len(calls) == 20:  # in the third iteration of eight minibatches
+            agent.actor[0].weight.data[0, 0] = float("nan")
+        return real(agent, *rest)
+
+    monkeypatch.setattr(ppo, "minibatch_step", poisoned)
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(args_for(run_dir="a"))
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1
+    assert "losses/" in err and "step_000000000512" in err and "step 768" in err
+
+
+def test_compiled_equals_eager_over_200_calls():
+    """All parameters and all buffers, after 25 iterations of 8 minibatches and their 128 actions each."""
+    args = args_for(total_timesteps=6400)
+    eager, eager_metrics = train(args)
+    compiled, metrics = train(args, compile_function(ppo.act, True), compile_function(ppo.minibatch_step, True))
+    assert len(metrics) == 25
+    moved = ppo.TrainState.create(args, make_vec(args.env, 2, 1, threads=1)).agent.state_dict()
+    for name, value in eager.agent.state_dict().items():
+        other = compiled.agent.state_dict()[name]
+        torch.testing.assert_close(other, value, rtol=2e-3, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
+        assert not torch.equal(value, moved[name]), f"{name} never moved"
+    assert compiled.optimizer.steps.item() == eager.optimizer.steps.item() == 200
+    first, second = eager_metrics[0], metrics[0]
+    assert first.keys() == second.keys()
+    for tag in first:
+        assert second[tag] == pytest.approx(first[tag], rel=1e-3, abs=1e-5), tag

@@ -1,0 +1,77 @@
+import math
+
+import pytest
+import torch
+
+from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
+
+
+def test_first_adam_step_by_hand():
+    # m = .1·g, v = .001·g², corrected: m̂ = g, v̂ = g²; step = lr·g/(|g| + eps) = .1·2/(2 + 1e-8)
+    parameter = torch.tensor([1.0], dtype=torch.float64)
+    optimizer = Adam([parameter], eps=1e-8)
+    optimizer.step([torch.tensor([2.0], dtype=torch.float64)], torch.tensor(0.1, dtype=torch.float64))
+    assert parameter.item() == pytest.approx(1 - 0.2 / (2 + 1e-8), abs=1e-12)
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-5])
+def test_adam_equals_torch_over_500_steps(eps):
+    torch.manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    optimizer, reference = Adam([ours], eps=eps), torch.optim.Adam([theirs], lr=0.01, eps=eps)
+    for step in range(500):
+        grad = torch.randn(5, 3, dtype=torch.float64)
+        reference.param_groups[0]["lr"] = 0.01 * (1 - step / 500)
+        theirs.grad = grad.clone()
+        reference.step()
+        optimizer.step([grad], torch.tensor(0.01 * (1 - step / 500), dtype=torch.float64))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_adam_resumes_bit_equal():
+    torch.manual_seed(0)
+    first = torch.randn(4)
+    second = first.clone()
+    one, two = Adam([first]), Adam([second])
+    grads, rate = [torch.randn(4) for _ in range(6)], torch.tensor(0.01)
+    for grad in grads[:3]:
+        one.step([grad], rate)
+    saved = {"steps": one.steps.clone(), "exp_avg": [one.exp_avg[0].clone()], "exp_avg_sq": [one.exp_avg_sq[0].clone()]}
+    second.copy_(first)
+    two.load_state_dict(saved)
+    for grad in grads[3:]:
+        one.step([grad], rate)
+        two.step([grad], rate)
+    assert torch.equal(first, second) and torch.equal(one.exp_avg_sq[0], two.exp_avg_sq[0])
+
+
+def test_clip_by_hand():
+    # norm of (3, 4) over two tensors is 5; clipped to 1: divided by 5 (+1e-6)
+    grads, norm = clip_grad_norm([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
+    assert norm.item() == 5.0
+    torch.testing.assert_close(torch.cat(grads), torch.tensor([0.6, 0.8]), atol=1e-6, rtol=0)
+    grads, _ = clip_grad_norm([torch.tensor([0.3]), torch.tensor([0.4])], 1.0)
+    assert torch.cat(grads).tolist() == pytest.approx([0.3, 0.4])  # a short gradient is left alone
+
+
+def test_mlp_is_orthogonal_and_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    net = mlp([4, 8, 3], "relu", generator=torch.Generator().manual_seed(1))
+    assert torch.equal(before, torch.get_rng_state())
+    w = net[0].weight
+    torch.testing.assert_close(w.T @ w, 2 * torch.eye(4), atol=1e-5, rtol=0)  # gain √2
+    w = net[2].weight
+    torch.testing.assert_close(w @ w.T, torch.eye(3), atol=1e-5, rtol=0)  # gain 1
+    assert net[0].bias.abs().sum() == 0 and isinstance(net[1], torch.nn.ReLU)
+    assert torch.equal(w, mlp([4, 8, 3], "relu", generator=torch.Generator().manual_seed(1))[2].weight)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"sizes": [3]}, {"sizes": [3, 2], "activation": "sine"}, {"sizes": [3, 2], "gains": [1.0, math.e]}]
+)
+def test_mlp_refuses_in_one_line(kwargs):
+    with pytest.raises(ValueError) as error:
+        mlp(**kwargs)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,95 @@
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from cleanrl_zoo.run import EnvArgs, check, parse_args, usage_errors
+
+PRESETS = {"small": {"num_envs": 2, "total_timesteps": 100}, "debug": {"compile": False}}
+
+
+@dataclass
+class Args(EnvArgs):
+    """A test algorithm."""
+
+    learning_rate: float = 1e-3
+    gamma: float = 0.99
+
+    def check(self):
+        super().check()
+        check(self, "learning_rate", above=0)
+        check(self, "gamma", at_least=0, at_most=1)
+
+
+def parse(*argv):
+    return parse_args(Args, PRESETS, list(argv))
+
+
+def test_defaults_presets_and_flags_in_order_of_strength():
+    assert parse().num_envs == 8
+    assert parse("--preset", "small").num_envs == 2
+    args = parse("--num-envs", "3", "--preset=small")
+    assert (args.num_envs, args.total_timesteps, args.preset) == (3, 100, "small")
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--num-envs", "0"], ["--num-envs 0", "at least 1"]),
+        (["--num-envs", "-3"], ["--num-envs -3", "at least 1"]),
+        (["--num-envs", "two"], ["--num-envs", "two"]),
+        (["--total-timesteps", "1.5"], ["--total-timesteps", "1.5"]),
+        (["--seed", "-1"], ["--seed -1", "at least 0"]),
+        (["--learning-rate", "0"], ["--learning-rate 0.0", "above 0"]),
+        (["--learning-rate", "nan"], ["--learning-rate nan", "above 0"]),
+        (["--gamma", "1.1"], ["--gamma 1.1", "at least 0 and at most 1"]),
+        (["--preset", "huge"], ["--preset huge", "small, debug"]),
+        (["--device", "tpu"], ["--device tpu", "cpu, cuda"]),
+        (["--vec", "envpool"], ["envpool", "mujoco"]),
+        (["--no-such-flag", "1"], ["--no-such-flag"]),
+        (["--resume", "nowhere"], ["--resume nowhere", "no run folder"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(*argv)
+    err = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert err.count("\n") == 1 and err.startswith("error: ")
+    assert all(word in err for word in words), err
+
+
+def test_help_names_every_flag_and_its_unit(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--help")
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert "--total-timesteps" in out and "environment steps" in out
+
+
+def test_resume_reads_the_stored_flags_and_notes_others(tmp_path, capsys):
+    import dataclasses
+
+    stored = {k: v for k, v in dataclasses.asdict(Args(seed=5, num_envs=4)).items() if k not in ("resume", "run_dir")}
+    (tmp_path / "run.json").write_text(json.dumps({"algorithm": "test_run_arguments", "args": stored}))
+    args = parse("--resume", str(tmp_path), "--seed", "9", "--num-envs", "4")
+    assert (args.seed, args.num_envs, args.resume, args.run_dir) == (5, 4, str(tmp_path), str(tmp_path))
+    assert capsys.readouterr().err == "note: --seed 9 ignored: the run goes on with 5\n"
+    args = parse("--resume", str(tmp_path / "checkpoints" / "step_000000000100"))
+    assert args.run_dir == str(tmp_path)
+
+    for content, word in (({"algorithm": "dqn", "args": stored}, "dqn.py"), ({"args": stored}, "no run folder"),
+                          ({"algorithm": "test_run_arguments", "args": {**stored, "tau": 1}}, "tau")):  # fmt: skip
+        (tmp_path / "run.json").write_text(json.dumps(content))
+        with pytest.raises(SystemExit):
+            parse("--resume", str(tmp_path))
+        err = capsys.readouterr().err
+        assert word in err and err.count("\n") == 1
+
+
+def test_usage_errors_turns_set_up_errors_into_one_line(capsys):
+    with pytest.raises(SystemExit) as stop, usage_errors():
+        raise ValueError("two\nlines")
+    assert stop.value.code == 2 and capsys.readouterr().err == "error: two lines\n"
+    with pytest.raises(KeyError), usage_errors():  # a defect keeps its traceback
+        raise KeyError("x")

@@ -1,0 +1,69 @@
+import json
+import math
+
+import pytest
+
+from cleanrl_zoo.run.metrics import METRICS, MetricLog
+from cleanrl_zoo.run.progress import Progress, duration
+
+
+def read_tensorboard(folder) -> list[tuple[int, str, float]]:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    rows = []
+    for path in sorted(folder.glob("events*")):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                number = value.simple_value if value.HasField("simple_value") else value.tensor.float_val[0]
+                rows.append((event.step, value.tag, number))
+    return rows
+
+
+def test_rows_reach_jsonl_and_tensorboard(tmp_path):
+    log = MetricLog(tmp_path)
+    log.write(10, {"losses/entropy": 1.5, "charts/SPS": 100.0})
+    log.write(20, {"losses/entropy": math.nan})  # nothing was measured: no entry
+    log.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"global_step": 10, "losses/entropy": 1.5, "charts/SPS": 100.0}, {"global_step": 20}]
+    assert read_tensorboard(tmp_path / "tensorboard") == [(10, "losses/entropy", 1.5), (10, "charts/SPS", 100.0)]
+
+
+def test_resuming_cuts_what_came_after_the_checkpoint(tmp_path):
+    log = MetricLog(tmp_path)
+    log.write(10, {"losses/entropy": 1.0})
+    offset = log.flush()
+    log.write(20, {"losses/entropy": 9.0})
+    log.close()
+    log = MetricLog(tmp_path, offset)
+    log.write(20, {"losses/entropy": 2.0})
+    log.close()
+    assert [(s, v) for s, _, v in read_tensorboard(tmp_path / "tensorboard")] == [(10, 1.0), (20, 2.0)]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_unknown_tag_raises(tmp_path):
+    log = MetricLog(tmp_path)
+    with pytest.raises(KeyError, match="losses/entrpoy"):
+        log.write(1, {"losses/entrpoy": 0.0})
+    log.close()
+
+
+def test_every_metric_has_unit_and_definition():
+    assert all(unit and definition for unit, definition in METRICS.values())
+
+
+def test_progress_does_not_flood_a_file(capsys):
+    progress = Progress("x", 1_000_000)
+    for step in range(10_000):
+        progress.update(step, None)
+    assert capsys.readouterr().err == ""
+    progress.written -= 31
+    progress.update(500_000, 12.345)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "500,000/1,000,000" in err and "return 12.3" in err and "\r" not in err
+
+
+@pytest.mark.parametrize("seconds, text", [(5.9, "5s"), (61, "1m01s"), (3661, "1h01m")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
