@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_run, command, environment, load_algorithm, rows_without_clock, run_file
+from conftest import ROOT, assert_same_run, command, environment, load_algorithm, rows_without_clock, run_file
 
 from cleanrl_zoo import core
 from cleanrl_zoo.data.rollout import Rollout
@@ -273,3 +273,98 @@ def test_compiled_equals_eager_over_200_calls():
     assert first.keys() == second.keys()
     for tag in first:
         assert second[tag] == pytest.approx(first[tag], rel=1e-3, abs=1e-5), tag
+
+
+# Probes: the right values are known in closed form (cleanrl_zoo/envs/probes.py)
+
+
+def trained_on_probe(name, **changes):
+    settings = {"num_envs": 4, "num_steps": 64, "update_epochs": 10, "learning_rate": 3e-3, "total_timesteps": 10_000}
+    args = args_for(env=f"probe/{name}Continuous-v0", **{**settings, **changes})
+    args.scale_rewards = False  # values in the reward's own unit
+    state, _ = train(args)
+    return state.agent
+
+
+def value(agent, obs):
+    return agent.value(agent.obs_norm(torch.tensor([[obs]]))).item()
+
+
+def mean_action(agent, obs):
+    return agent.actor(agent.obs_norm(torch.tensor([[obs]]))).item()
+
+
+def test_probe_truncation_is_no_termination():
+    """Reward 1 for ever, cut after 10 steps: 1/(1 − 0.9) = 10. Read as termination it would be below 1/(1 − 0.9)·0.65."""
+    assert value(trained_on_probe("Loop", gamma=0.9, total_timesteps=20_000), 0.0) == pytest.approx(10.0, abs=0.5)
+
+
+def test_probe_delayed_reward():
+    agent = trained_on_probe("Delay", gamma=0.5)
+    assert value(agent, 0.0) == pytest.approx(0.5, abs=0.05) and value(agent, 1.0) == pytest.approx(1.0, abs=0.05)
+
+
+def test_probe_reward_depends_on_the_observation():
+    agent = trained_on_probe("Cue")
+    assert value(agent, 1.0) == pytest.approx(1.0, abs=0.05) and value(agent, -1.0) == pytest.approx(-1.0, abs=0.05)
+
+
+def test_probe_reward_depends_on_the_action():
+    assert mean_action(trained_on_probe("Choice", total_timesteps=15_000), 0.0) == pytest.approx(0.5, abs=0.1)
+
+
+def test_probe_reward_depends_on_both():
+    agent = trained_on_probe("Match", total_timesteps=15_000)
+    assert mean_action(agent, 1.0) == pytest.approx(0.5, abs=0.15)
+    assert mean_action(agent, -1.0) == pytest.approx(-0.5, abs=0.15)
+
+
+# Fingerprint and learning
+
+
+def test_fingerprint_of_twenty_updates():
+    """Losses and gradient norms of 20 minibatches. A change needs a reason; this writes the file anew:
+
+    python -c "import sys; sys.path[:0] = ['.', 'tests/algos']; import test_ppo_continuous as t; t.write_fingerprint()"
+    """
+    recorded = json.loads(FINGERPRINT.read_text())
+    now = fingerprint()
+    assert now.keys() == recorded.keys()
+    for tag, values in recorded.items():
+        np.testing.assert_allclose(now[tag], values, rtol=2e-3, atol=2e-5, err_msg=tag)
+
+
+FINGERPRINT = ROOT / "tests/algos/fingerprints/ppo_continuous.json"
+
+
+def fingerprint() -> dict[str, list[float]]:
+    rows = []
+
+    def noted(*arguments):
+        rows.append(ppo.minibatch_step(*arguments))
+        return rows[-1]
+
+    train(args_for(total_timesteps=768, num_minibatches=4), minibatch_step=noted)
+    table = torch.stack(rows[:20])  # three iterations of 2 epochs × 4 minibatches are 24
+    return {tag: [round(v, 7) for v in table[:, i].tolist()] for i, tag in enumerate(ppo.STATS)}
+
+
+def write_fingerprint() -> None:
+    FINGERPRINT.write_text(json.dumps(fingerprint(), indent=1) + "\n")
+
+
+@pytest.mark.learn
+def test_learns_to_balance_the_pendulum():
+    """InvertedPendulum-v4, 40,000 steps. Seeds 101–110 gave RECORDED; the bound is their mean minus two deviations."""
+    args = parse_args(ppo.Args, ppo.PRESETS, ["--env", "InvertedPendulum-v4", "--total-timesteps", "40000", *LEARN])
+    envs, state, rollout = start(args)
+    while state.global_step < args.total_timesteps:
+        ppo.collect(state, envs, rollout, ppo.act, args)
+        ppo.update(state, rollout, ppo.minibatch_step, args)
+    lengths = [episode[1] for episode in envs.pop_episodes()][-20:]
+    assert np.mean(lengths) > np.mean(RECORDED) - 2 * np.std(RECORDED) > 5 * RANDOM
+
+
+LEARN = ("--no-compile", "--env-threads", "1")
+RECORDED = [0.0]
+RANDOM = 6.0
