@@ -1,0 +1,199 @@
+"""Published results: `results/<suite>/<label>/<env>/seed_<k>/{curve.csv,run.json,summary.json}`, written and read.
+
+`curve.csv` and `summary.json` hold nothing that depends on the clock or the folder, so equal runs give equal files;
+`run.json` says how, where and when the run was made.
+"""
+
+import argparse
+import csv
+import io
+import json
+import math
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any, NoReturn
+
+from suites import SUITES, Entry
+
+from cleanrl_zoo.run.arguments import exit_with
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_POINTS = 1000
+COLUMNS = ["step", "train_return", "episodes", "eval_return"]  # of curve.csv; the losses follow
+TIMING = ("wall_clock_s", "steps_per_second")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        exit_with(message)
+
+
+def suite(name: str) -> tuple[Entry, ...]:
+    """The suite of that name; ValueError names the known ones."""
+    if name not in SUITES:
+        raise ValueError(f"--suite {name}: benchmarks/suites.py has {', '.join(SUITES)}")
+    return SUITES[name]
+
+
+def check_made_as_asked(folder: Path, entry: Entry, seed: int) -> None:
+    """Raises ValueError if the run in `folder` was made with other flags than the suite's."""
+    args = read_run(folder)["args"]
+    wanted = {"env": entry.env, "seed": str(seed), "total_timesteps": str(entry.steps)}
+    words = deque(word for flag in entry.flags for word in flag.split("=", 1))
+    while words:
+        name = words.popleft().removeprefix("--").replace("-", "_")
+        if words and not words[0].startswith("--"):
+            wanted[name] = words.popleft()
+        else:
+            wanted[name.removeprefix("no_")] = str(not name.startswith("no_"))
+    for name, value in wanted.items():
+        have = args.get(name)
+        same = (
+            float(value) == have if isinstance(have, int | float) and not isinstance(have, bool) else value == str(have)
+        )
+        if not same:
+            raise ValueError(f"{folder} was made with {name} {have}, the suite asks for {value}: move that folder away")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes to a temporary name in the same folder and renames it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def read_json(path: Path, *required: str) -> dict[str, Any]:
+    """A JSON object; ValueError names the file if it is missing, damaged, or lacks a required key."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: damaged (not a JSON object)")
+    missing = [key for key in required if key not in content]
+    if missing:
+        raise ValueError(f"{path}: damaged (it lacks {', '.join(missing)})")
+    return content
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """`run.json` of a run or of its published results."""
+    return read_json(folder / "run.json", "algorithm", "args", "provenance")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """`summary.json` of a finished run or of its published results."""
+    return read_json(folder / "summary.json", "train_last100", "final_eval", "eval_curve")
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a run's `metrics.jsonl`."""
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def thin(rows: list[dict[str, float]], max_points: int = MAX_POINTS) -> list[dict[str, float]]:
+    """Log rows as at most `max_points` points, each over ⌈rows / max_points⌉ consecutive rows.
+
+    A point has the last step of its rows, the mean return of all episodes that ended in them, their number, the last
+    evaluation among them, and the mean of each loss. What no row has is absent.
+    """
+    width = max(1, math.ceil(len(rows) / max_points))
+    losses = sorted({tag for row in rows for tag in row if tag.startswith("losses/")})
+    points = []
+    for start in range(0, len(rows), width):
+        group = rows[start : start + width]
+        point = {"step": group[-1]["global_step"]}
+        episodes = sum(row.get("charts/episodes", 0) for row in group)
+        if episodes:
+            total = sum(
+                row["charts/episodic_return"] * row["charts/episodes"] for row in group if row.get("charts/episodes")
+            )
+            point["train_return"] = total / episodes if len(group) > 1 else group[0]["charts/episodic_return"]
+        point["episodes"] = int(episodes)
+        evaluations = [row["eval/episodic_return"] for row in group if "eval/episodic_return" in row]
+        if evaluations:
+            point["eval_return"] = evaluations[-1]
+        for tag in losses:
+            values = [row[tag] for row in group if tag in row]
+            if values:
+                point[tag.removeprefix("losses/")] = sum(values) / len(values)
+        points.append(point)
+    return points
+
+
+def write_curve(points: list[dict[str, float]]) -> str:
+    """CSV text: returns in full precision, losses to nine digits (exact for float32)."""
+    columns = COLUMNS + sorted({name for point in points for name in point} - set(COLUMNS))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for point in points:
+        exact = [repr(point[name]) if name in point else "" for name in COLUMNS]
+        writer.writerow(exact + [f"{point[name]:.9g}" if name in point else "" for name in columns[len(COLUMNS) :]])
+    return out.getvalue()
+
+
+def read_curve(path: Path) -> list[dict[str, float]]:
+    """The points of a `curve.csv`; ValueError names the file if it is missing or damaged."""
+    try:
+        with open(path, newline="") as file:
+            reader = csv.DictReader(file)
+            if (reader.fieldnames or [])[: len(COLUMNS)] != COLUMNS:
+                raise ValueError("it has other columns")
+            return [{name: float(cell) for name, cell in row.items() if cell != ""} for row in reader]
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def without_paths(value: Any) -> Any:
+    """`value` with every absolute path made relative to the repository, or cut to its last name outside it."""
+    if isinstance(value, dict):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    flag, equals, path = value.rpartition("=") if value.startswith("--") else ("", "", value)
+    if not Path(path).is_absolute():
+        return value
+    inside = Path(path).is_relative_to(ROOT)
+    return flag + equals + (str(Path(path).relative_to(ROOT)) if inside else Path(path).name)
+
+
+def publish(run_dir: Path, folder: Path) -> None:
+    """Writes a finished run's results into `folder`.
+
+    Raises:
+        ValueError: if a file of the run is missing or damaged.
+    """
+    run, summary = read_run(run_dir), read_summary(run_dir)
+    curve = write_curve(thin(read_metrics(run_dir / "metrics.jsonl")))
+    run["timing"] = {key: summary.pop(key) for key in TIMING if key in summary}
+    for key in ("run_dir", "resume"):
+        run["args"].pop(key, None)
+    write_text(folder / "curve.csv", curve)
+    write_text(folder / "run.json", json.dumps(without_paths(run), indent=1) + "\n")
+    write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")  # last: its presence says "complete"
+
+
+def publish_policy(run_dirs: list[Path], folder: Path) -> Path:
+    """Copies the policy with the best final evaluation among finished runs into `folder`; returns its run's folder.
+
+    The card says among how many runs it was chosen: a choice by score is for use, not for comparison.
+    """
+    from cleanrl_zoo import zoo  # here, since it imports torch and the simulators
+
+    best = max(run_dirs, key=lambda run_dir: read_summary(run_dir)["final_eval"]["mean"])
+    policy = zoo.load(best / "policy")
+    card = {**without_paths(policy.card), "chosen": f"best final evaluation of {len(run_dirs)} runs"}
+    zoo.save(folder, policy=policy, card=card)
+    return best

@@ -1,0 +1,219 @@
+"""Runs a suite: starts what is missing, resumes what was cut, publishes what is finished.
+
+    python benchmarks/run.py --suite first_light --jobs 2
+
+One run is one process with one thread. Several runners may work on one suite: a lock per run keeps them apart.
+Exit code 0: every run of the suite is published; 1: some are not (failures are listed); 130: interrupted.
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from records import ROOT, Parser, check_made_as_asked, publish, publish_policy, read_run, read_summary, suite
+from suites import Entry
+
+from cleanrl_zoo.run.arguments import usage_errors
+
+STOP_SECONDS = 60  # what a run may take to stop after Ctrl-C before it is killed; its last checkpoint stays
+
+
+@dataclass
+class Job:
+    """One run of the suite and where it lives."""
+
+    entry: Entry
+    seed: int
+    run_dir: Path
+    published: Path
+    lock: int = -1  # file descriptor
+    process: subprocess.Popen | None = None
+    problem: str = ""  # why it was not started
+
+    @property
+    def is_published(self) -> bool:
+        return (self.published / "summary.json").exists()
+
+    @property
+    def title(self) -> str:
+        return f"{self.entry.name} {self.entry.env} seed {self.seed}"
+
+    def beside(self, suffix: str) -> Path:
+        return self.run_dir.with_name(self.run_dir.name + suffix)
+
+
+def claim(job: Job) -> bool:
+    """Takes the run's lock; False if another runner (or a run that outlived its runner) holds it.
+
+    The lock belongs to the open file, which the run inherits: it is free once runner and run are both gone.
+    """
+    job.run_dir.parent.mkdir(parents=True, exist_ok=True)
+    job.lock = os.open(job.beside(".lock"), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(job.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(job.lock)
+        return False
+    return True
+
+
+def start(job: Job, algos: Path) -> None:
+    """Starts the run, or resumes it from its last checkpoint.
+
+    Raises:
+        ValueError: if what lies in the run's folder is not the run that the suite asks for.
+    """
+    script = algos / f"{job.entry.algorithm}.py"
+    if (job.run_dir / "run.json").exists():
+        check_made_as_asked(job.run_dir, job.entry, job.seed)
+        command = [sys.executable, script, "--resume", job.run_dir]
+    else:
+        if job.run_dir.exists():  # killed before it had written anything
+            shutil.rmtree(job.run_dir)
+        asked = ["--env", job.entry.env, "--seed", job.seed, "--total-timesteps", job.entry.steps, *job.entry.flags]
+        command = [sys.executable, script, "--run-dir", job.run_dir, "--threads", 1, "--env-threads", 1, *asked]
+    with open(job.beside(".stdout"), "w") as stdout, open(job.beside(".stderr"), "w") as stderr:
+        job.process = subprocess.Popen(
+            [str(word) for word in command],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(job.lock,),
+            start_new_session=True,  # a Ctrl-C in the terminal reaches the run through stop(), once
+        )
+
+
+def stop(jobs: list[Job]) -> None:
+    """Interrupts the runs as Ctrl-C does, waits, and kills those that do not end."""
+    for job in jobs:
+        job.process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + STOP_SECONDS
+    try:
+        for job in jobs:
+            job.process.wait(max(0.0, deadline - time.monotonic()))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        for job in jobs:
+            if job.process.poll() is None:
+                os.killpg(job.process.pid, signal.SIGKILL)
+                job.process.wait()
+
+
+def listen() -> None:
+    """Makes a SIGTERM stop as cleanly as Ctrl-C, and a SIGINT too where a shell's `&` made this process ignore it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
+def settle(job: Job) -> None:
+    """Publishes the finished run if it is not published yet.
+
+    Raises:
+        ValueError: saying why there is nothing to publish.
+    """
+    if job.problem:
+        raise ValueError(job.problem)
+    if not job.is_published:
+        if not (job.run_dir / "summary.json").exists():
+            tail = job.beside(".stderr").read_text().strip().splitlines()[-8:]
+            raise ValueError("\n    ".join([f"exit code {job.process.returncode}", *tail]))
+        check_made_as_asked(job.run_dir, job.entry, job.seed)
+        publish(job.run_dir, job.published)
+    check_made_as_asked(job.published, job.entry, job.seed)
+
+
+def line(job: Job) -> str:
+    """What a published run scored."""
+    summary, run = read_summary(job.published), read_run(job.published)
+    train, final = summary["train_last100"]["mean"], summary["final_eval"]["mean"]
+    return f"{job.title}: last episodes {train:.1f}, evaluation {final:.1f}, {run['timing']['wall_clock_s']:.0f} s"
+
+
+def run_jobs(jobs: list[Job], slots: int, algos: Path = ROOT / "algos") -> int:
+    """Brings every job to its published results, `slots` at a time; returns the exit code."""
+    done, elsewhere, failures = 0, 0, []
+    pending, active = deque(jobs), []
+    try:
+        while pending or active:
+            while pending and len(active) < slots:
+                job = pending.popleft()
+                if not claim(job):
+                    print(f"{job.title}: in the hands of another runner", flush=True)
+                    elsewhere += 1
+                    continue
+                active.append(job)
+                if not job.is_published and not (job.run_dir / "summary.json").exists():
+                    try:
+                        start(job, algos)
+                    except ValueError as error:
+                        job.problem = str(error)
+            for job in [job for job in active if job.process is None or job.process.poll() is not None]:
+                active.remove(job)
+                try:
+                    settle(job)
+                    text = line(job)
+                    done += 1
+                    print(f"[{done}/{len(jobs)}] {text}{'' if job.process else ' (was there)'}", flush=True)
+                except ValueError as error:
+                    failures.append(f"{job.title}: {error}")
+                    print(f"FAILED {failures[-1].splitlines()[0]}", flush=True)
+                os.close(job.lock)
+            if active:
+                time.sleep(0.1)
+    except KeyboardInterrupt:
+        running = [job for job in active if job.process]
+        print(
+            f"interrupted: stopping {len(running)} run(s); the same command goes on from here",
+            file=sys.stderr,
+            flush=True,
+        )
+        stop(running)
+        return 130
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    if done < len(jobs):
+        counts = f"{done} of {len(jobs)} published, {len(failures)} failed, {elsewhere} with another runner"
+        print(counts, file=sys.stderr)
+    return 0 if done == len(jobs) else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="benchmarks/run.py", description="Runs a suite and publishes its results.")
+    parser.add_argument("--suite", required=True, help="a name in benchmarks/suites.py")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each; default 1")
+    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs", help="where runs live; default runs/")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="published results; default results/")
+    parser.add_argument("--zoo", action="store_true", help="run nothing; put the best policies into <results>/zoo")
+    args = parser.parse_args(argv)
+    jobs = []
+    with usage_errors():
+        if args.jobs < 1:
+            raise ValueError(f"--jobs {args.jobs}: must be at least 1")
+        for entry in suite(args.suite):
+            if not (ROOT / "algos" / f"{entry.algorithm}.py").exists():
+                raise ValueError(f"--suite {args.suite}: algos/{entry.algorithm}.py does not exist")
+            for seed in entry.seeds:
+                place = Path(args.suite) / entry.name / entry.env / f"seed_{seed}"
+                jobs.append(Job(entry, seed, args.runs_dir.resolve() / place, args.results.resolve() / place))
+        args.runs_dir.mkdir(parents=True, exist_ok=True)
+    if args.zoo:
+        with usage_errors():
+            for entry in suite(args.suite):
+                runs = [job.run_dir for job in jobs if job.entry == entry and (job.run_dir / "summary.json").exists()]
+                if runs:
+                    folder = args.results.resolve() / "zoo" / entry.name / entry.env
+                    print(f"{folder}: from {publish_policy(runs, folder)}")
+        return 0
+    listen()
+    return run_jobs(jobs, args.jobs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,400 @@
+"""Trained policies: save, load, evaluate, record a video.
+
+A policy is a folder of two files: `policy.safetensors` (weights and observation statistics) and `card.json` (how to
+build it, where it comes from, what it scored). Nothing in them is ever executed.
+
+    python -m cleanrl_zoo.zoo list
+    python -m cleanrl_zoo.zoo evaluate ppo_continuous/Hopper-v4 --episodes 10 --seed 0
+    python -m cleanrl_zoo.zoo video ppo_continuous/Hopper-v4 --out hopper.mp4
+"""
+
+import argparse
+import difflib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, make_vec, run_episodes
+from cleanrl_zoo.envs.vec import env_seeds
+from cleanrl_zoo.nn.mlp import mlp
+
+DISTRIBUTIONS = ("diag_gaussian", "categorical")
+BUILDERS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
+    "mlp": lambda spec: mlp(spec["sizes"], spec["activation"]),
+}
+
+
+class Policy(nn.Module):
+    """A policy: normalise → network → action. What `load` returns is frozen.
+
+    `spec` is the card's entry "policy":
+    `{"builder": "mlp", "sizes": [11, 64, 64, 3], "activation": "tanh", "distribution": "diag_gaussian",
+    "action_low": [...], "action_high": [...]}`; a categorical policy has no bounds.
+    """
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        network: nn.Module,
+        log_std: Tensor | None = None,
+        obs_norm: ObsNormalizer | None = None,
+        card: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.card = spec, card or {}
+        self.network, self.obs_norm = network, obs_norm
+        self.log_std = None if log_std is None else nn.Parameter(log_std.detach())  # [A]
+
+    @torch.inference_mode()
+    def act(self, obs: np.ndarray, generator: torch.Generator | None = None) -> np.ndarray:
+        """Actions [N, A] (or [N], categorical) for raw observations [N, ...].
+
+        The deterministic action: the mean clipped to the box, or the most likely category. With `generator`, a sample.
+        """
+        x = torch.as_tensor(obs, dtype=torch.float32)
+        output = self.network(x if self.obs_norm is None else self.obs_norm(x))  # [N, A]
+        if self.spec["distribution"] == "categorical":
+            if generator is None:
+                return output.argmax(-1).numpy()
+            return torch.multinomial(output.softmax(-1), 1, generator=generator).squeeze(-1).numpy()
+        if generator is not None:
+            output = output + self.log_std.exp() * torch.randn(output.shape, generator=generator)
+        low, high = (np.asarray(self.spec[key], np.float32) for key in ("action_low", "action_high"))
+        return np.clip(output.numpy(), low, high)
+
+
+def save(folder: str | Path, *, policy: nn.Module, card: dict[str, Any]) -> None:
+    """Writes `policy.safetensors` and `card.json` into `folder`, each through a temporary name.
+
+    Args:
+        policy: a `Policy`, or any module whose state dict has its names: `network.*`, `log_std`, `obs_norm.*`.
+        card: at least `"env"` (the environment's id) and `"policy"` (see `Policy`).
+
+    Raises:
+        ValueError: if the card does not describe the tensors, so that `load` could not rebuild the policy.
+    """
+    folder = Path(folder)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}
+    _rebuild(card, tensors, str(folder))
+    data = safetensors.torch.save(tensors)
+    # the hash ties the two files together: a copy that mixes two policies is refused by load
+    card = {**card, "sha256": hashlib.sha256(data).hexdigest()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (("policy.safetensors", data), ("card.json", json.dumps(card, indent=1).encode() + b"\n")):
+        with _temporary(folder / name) as temporary:
+            temporary.write_bytes(content)
+
+
+def load(folder: str | Path) -> Policy:
+    """The policy saved in `folder`, frozen, on the CPU; its card is `policy.card`.
+
+    Raises:
+        ValueError: one line, if the folder holds no policy, a damaged one, or one this version cannot build.
+    """
+    folder = Path(folder)
+    card = read_card(folder)
+    try:
+        data = (folder / "policy.safetensors").read_bytes()
+        tensors = safetensors.torch.load(data)
+    except OSError as error:
+        raise ValueError(f"{folder}: policy.safetensors cannot be read ({error.strerror})") from None
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{folder}: policy.safetensors is damaged ({error})") from None
+    if hashlib.sha256(data).hexdigest() != card.get("sha256"):
+        raise ValueError(f"{folder}: policy.safetensors is not the file that card.json was written with")
+    return _rebuild(card, tensors, str(folder))
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card in `folder`; ValueError (one line) if there is none or it is no card."""
+    try:
+        card = json.loads((folder / "card.json").read_text())
+    except OSError:
+        raise ValueError(f"{folder}: no policy here (card.json and policy.safetensors are expected)") from None
+    except ValueError as error:
+        raise ValueError(f"{folder}: card.json is damaged ({error})") from None
+    if not isinstance(card, dict) or not isinstance(card.get("env"), str) or not isinstance(card.get("policy"), dict):
+        raise ValueError(f'{folder}: card.json is not a policy\'s card (it must name "env" and "policy")')
+    return card
+
+
+def _rebuild(card: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Policy:
+    """The policy that `card` describes, filled with `tensors`; every name and shape must match."""
+    spec = card.get("policy", {})
+    for key, known in (("builder", BUILDERS), ("distribution", DISTRIBUTIONS)):
+        if spec.get(key) not in known:
+            raise ValueError(f"{where}: policy {key} {spec.get(key)!r}: known here are {', '.join(known)}")
+    try:
+        network = BUILDERS[spec["builder"]](spec)
+        gaussian = spec["distribution"] == "diag_gaussian"
+        if gaussian and not len(spec["action_low"]) == len(spec["action_high"]) == spec["sizes"][-1]:
+            raise ValueError("action_low and action_high need one bound per action")
+        obs_norm = ObsNormalizer(tuple(tensors["obs_norm.mean"].shape)) if "obs_norm.mean" in tensors else None
+        policy = Policy(spec, network, torch.zeros(spec["sizes"][-1]) if gaussian else None, obs_norm, card)
+        policy.load_state_dict(tensors)
+        policy.requires_grad_(False).eval()
+    except KeyError as error:
+        raise ValueError(f"{where}: the card's policy lacks {error}") from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        detail = " ".join(str(error).split())
+        raise ValueError(f"{where}: card and tensors do not describe one policy: {detail}") from None
+    return policy
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A name beside `path` that becomes `path` on success and is removed on failure."""
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def zoo_folder() -> Path:
+    """The committed policies: `results/zoo` under the working directory, else under this repository."""
+    local = Path("results/zoo")
+    return local if local.is_dir() else Path(__file__).resolve().parents[1] / "results" / "zoo"
+
+
+def find(name: str) -> Path:
+    """The folder of a policy named by its path, by a run folder's path, or by `<algorithm>/<env>` in the zoo.
+
+    Raises:
+        ValueError: one line; names the nearest policies of the zoo.
+    """
+    for folder in (Path(name), Path(name) / "policy", zoo_folder() / name):
+        if (folder / "card.json").exists():
+            return folder
+    if (Path(name) / "run.json").exists():
+        raise ValueError(f"{name}: this run has saved no policy yet; it does when it ends (continue it with --resume)")
+    if Path(name).is_dir():
+        raise ValueError(f"{name}: no policy here (card.json and policy.safetensors are expected)")
+    names = [str(folder.relative_to(zoo_folder())) for folder in committed()]
+    nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[:3]
+    hint = f"the nearest in the zoo: {', '.join(nearest)}" if nearest else f"the zoo ({zoo_folder()}) is empty"
+    raise ValueError(f"{name}: neither a folder nor a policy of the zoo; {hint}")
+
+
+def committed() -> list[Path]:
+    """Folders of the zoo, `<algorithm>/<env>`, sorted."""
+    return sorted(path.parent for path in zoo_folder().glob("*/*/card.json"))
+
+
+def evaluate(policy: Policy, episodes: int = 10, seed: int = 0) -> np.ndarray:
+    """Raw returns [episodes] of the deterministic policy, one fresh evaluation environment each, statistics frozen.
+
+    Raises:
+        ValueError: one line, if the environment cannot be made or is not the one the policy was trained on.
+    """
+    env_id = policy.card["env"]
+    engine = policy.card.get("provenance", {}).get("env", {}).get("engine", "auto")
+    envs = make_vec(env_id, episodes, seed, vec=engine, stream=EVAL_STREAM)
+    try:
+        _check_spaces(policy, envs.single_observation_space, envs.single_action_space)
+        return run_episodes(envs, policy.act)[0]
+    finally:
+        envs.close()
+
+
+def _check_spaces(policy: Policy, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
+    sizes = policy.spec["sizes"]
+    actions = (
+        action_space.n if isinstance(action_space, gymnasium.spaces.Discrete) else int(np.prod(action_space.shape))
+    )
+    if obs_space.shape != (sizes[0],) or actions != sizes[-1]:
+        raise ValueError(
+            f"{policy.card['env']} has observations {obs_space.shape} and {actions} actions, "
+            f"the policy {(sizes[0],)} and {sizes[-1]}: it was trained on another environment"
+        )
+
+
+def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) -> list[float]:
+    """Writes a real-time video of the deterministic policy and returns the raw return of each episode.
+
+    Episode k starts as episode k of `evaluate` with the same seed. The suffix of `out` is the format: .mp4 or .gif.
+
+    Raises:
+        ValueError: one line, for another suffix, a missing folder, a missing library, or if nothing can render.
+    """
+    out, env_id = Path(out), policy.card["env"]
+    if out.suffix not in (".mp4", ".gif"):
+        raise ValueError(f"--out {out}: the name must end in .mp4 or .gif")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out {out}: the folder {out.parent} does not exist")
+    writer = _mp4 if out.suffix == ".mp4" else _gif
+    os.environ.update(find_renderer(env_id))
+    env = gymnasium.make(env_id, render_mode="rgb_array")
+    try:
+        _check_spaces(policy, env.observation_space, env.action_space)
+        fps = env.metadata.get("render_fps", 30)
+        stride = max(1, round(fps / 30))  # MuJoCo's 125 frames per second are more than a screen shows
+        returns = [0.0] * episodes
+
+        def frames() -> Iterator[np.ndarray]:
+            for episode, env_seed in enumerate(env_seeds(seed, EVAL_STREAM, episodes)):
+                obs, _ = env.reset(seed=env_seed)
+                done, step = False, 0
+                while not done:
+                    if step % stride == 0:
+                        yield env.render()
+                    obs, reward, terminated, truncated, _ = env.step(policy.act(obs[None])[0])
+                    returns[episode] += float(reward)
+                    done, step = terminated or truncated, step + 1
+                yield env.render()
+
+        with _temporary(out) as temporary:
+            writer(temporary, frames(), fps / stride)
+    finally:
+        env.close()
+    return returns
+
+
+def _mp4(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
+    try:
+        import imageio.v2 as imageio
+        import imageio_ffmpeg  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"--out: MP4 needs {error.name}: pip install 'cleanrl_zoo[video]' (or name a .gif)") from None
+    # H.264 needs even sides; macro_block_size=2 resizes only odd ones
+    with imageio.get_writer(path, format="FFMPEG", fps=fps, codec="libx264", macro_block_size=2) as writer:
+        for frame in frames:
+            writer.append_data(frame)
+
+
+def _gif(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError("--out: GIF needs pillow: pip install 'cleanrl_zoo[video]'") from None
+    # one palette per frame, no dithering: a third of the size
+    images = [Image.fromarray(f).quantize(128, dither=Image.Dither.NONE) for f in frames]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=1000 / fps, loop=0)
+
+
+PROBE = (
+    "import sys, gymnasium; e = gymnasium.make(sys.argv[1], render_mode='rgb_array'); e.reset(seed=0); e.render()[0]"
+)
+
+
+def find_renderer(env_id: str) -> dict[str, str]:
+    """The environment variables under which `env_id` renders off-screen on this machine.
+
+    OpenGL's backend is fixed at its first import, so each candidate is tried in a process of its own. A MUJOCO_GL that
+    the user has set is the only candidate.
+
+    Raises:
+        ValueError: one line that names what was tried and the packages that would help.
+    """
+    entry_point = str(gymnasium.spec(env_id).entry_point)
+    candidates: list[dict[str, str]] = [{"SDL_VIDEODRIVER": "dummy"}]
+    if "mujoco" in entry_point:
+        backends = [os.environ["MUJOCO_GL"]] if os.environ.get("MUJOCO_GL") else ["egl", "osmesa", "glfw"]
+        candidates = [{"MUJOCO_GL": backend} for backend in backends]
+    errors = []
+    for variables in candidates:
+        command = [sys.executable, "-W", "ignore", "-c", PROBE, env_id]
+        try:
+            probe = subprocess.run(
+                command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120
+            )
+        except subprocess.TimeoutExpired:
+            errors.append(f"{variables}: no frame within 120 s")
+            continue
+        if probe.returncode == 0:
+            return variables
+        last = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
+        errors.append(f"{'='.join(next(iter(variables.items())))}: {last}")
+    hint = ""
+    if "mujoco" in entry_point:
+        hint = "; on Debian or Ubuntu `apt-get install libegl1 libgl1` (EGL) or `libosmesa6` (OSMesa) helps"
+    raise ValueError(f"{env_id} cannot be rendered off-screen here: {'; '.join(errors)}{hint}")
+
+
+def _table() -> str:
+    """The committed policies, a line each; a damaged one is listed with what is wrong."""
+    rows = [("policy", "steps", "seed", "evaluation", "episodes")]
+    for folder in committed():
+        name = str(folder.relative_to(zoo_folder()))
+        try:
+            card = load(folder).card
+        except ValueError as error:
+            rows.append((name, str(error), "", "", ""))
+            continue
+        returns = np.asarray(card.get("final_eval", {}).get("returns", []))
+        score = f"{returns.mean():.1f} ± {returns.std():.1f}" if len(returns) else "-"
+        rows.append((name, str(card.get("global_step", "-")), str(card.get("seed", "-")), score, str(len(returns))))
+    if len(rows) == 1:
+        return f"no policies in {zoo_folder()}"
+    widths = [max(len(row[i]) for row in rows if row[2]) for i in range(5)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; a user's mistake is one line on stderr and exit code 2."""
+    parser = _Parser(prog="python -m cleanrl_zoo.zoo", description="Trained policies: list, evaluate, record a video.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="the committed policies")
+    for name, text in (
+        ("evaluate", "returns of the deterministic policy"),
+        ("video", "record the deterministic policy"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("policy", help="a run folder, a policy's folder, or <algorithm>/<env> of the zoo")
+        command.add_argument(
+            "--episodes", type=int, default=10 if name == "evaluate" else 1, help="default %(default)s"
+        )
+        command.add_argument("--seed", type=int, default=0, help="of the environments, default %(default)s")
+        if name == "video":
+            command.add_argument("--out", required=True, help="file to write, .mp4 or .gif")
+    args = parser.parse_args(argv)
+    try:
+        if args.command == "list":
+            print(_table())
+            return 0
+        if args.episodes < 1 or args.seed < 0:
+            raise ValueError("--episodes must be at least 1 and --seed at least 0")
+        policy = load(find(args.policy))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Gymnasium's word on older task versions
+            if args.command == "evaluate":
+                returns = np.asarray(evaluate(policy, args.episodes, args.seed))
+            else:
+                returns = np.asarray(record(policy, args.out, args.episodes, args.seed))
+    except (ValueError, OSError, gymnasium.error.Error) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+    if args.command == "video":
+        print(f"{args.out}: {args.episodes} episode(s), return {', '.join(f'{r:.1f}' for r in returns)}")
+        return 0
+    score = f"{returns.mean():.1f} ± {returns.std():.1f}"
+    print(f"{policy.card['env']}: {score} over {args.episodes} episodes (seed {args.seed})")
+    if "final_eval" in policy.card:
+        known = policy.card["final_eval"]
+        of = f"{len(known['returns'])} episodes, seed {policy.card.get('seed', 'not stated')}"
+        print(f"the card says: {known['mean']:.1f} ± {np.std(known['returns']):.1f} ({of})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Trained policies: saving, loading, evaluating, recording, and every way a folder can be wrong."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cleanrl_zoo import zoo
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, make_vec, run_episodes
+from cleanrl_zoo.nn.mlp import mlp
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = {
+    "builder": "mlp",
+    "sizes": [4, 8, 1],
+    "activation": "tanh",
+    "distribution": "diag_gaussian",
+    "action_low": [-3.0],
+    "action_high": [3.0],
+}
+
+
+def make_policy(spec: dict = SPEC, normalise: bool = True) -> zoo.Policy:
+    torch.manual_seed(0)
+    obs_norm = None
+    if normalise:
+        obs_norm = ObsNormalizer((spec["sizes"][0],))
+        obs_norm.update(torch.randn(100, spec["sizes"][0], dtype=torch.float64) * 3 + 1)
+    log_std = torch.full((spec["sizes"][-1],), -0.5) if spec["distribution"] == "diag_gaussian" else None
+    return zoo.Policy(spec, mlp(spec["sizes"], spec["activation"]), log_std, obs_norm)
+
+
+def make_folder(folder: Path, spec: dict = SPEC, env: str = "InvertedPendulum-v4", **card) -> Path:
+    zoo.save(folder, policy=make_policy(spec), card={"env": env, "policy": spec, **card})
+    return folder
+
+
+def command(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
+    try:
+        code = zoo.main(list(words))
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_saved_and_loaded_policy_acts_identically_in_a_new_process(tmp_path):
+    policy, obs = make_policy(), np.random.default_rng(0).normal(size=(5, 4)) * 4
+    zoo.save(tmp_path / "p", policy=policy, card={"env": "InvertedPendulum-v4", "policy": SPEC})
+    code = (
+        "import sys, json, numpy as np; from cleanrl_zoo import zoo; policy = zoo.load(sys.argv[1]);"
+        "print(json.dumps(policy.act(np.array(json.loads(sys.argv[2]))).tolist()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "p", json.dumps(obs.tolist())], capture_output=True, text=True, cwd=ROOT
+    )
+    assert json.loads(done.stdout) == policy.act(obs).tolist()
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["card.json", "policy.safetensors"]
+
+
+def test_deterministic_action_is_the_clipped_mean_of_normalised_observations():
+    policy = make_policy({**SPEC, "action_low": [-0.01], "action_high": [0.01]})
+    obs = np.random.default_rng(1).normal(size=(6, 4))
+    scale = policy.obs_norm
+    by_hand = (torch.as_tensor(obs, dtype=torch.float32).double() - scale.mean) / torch.sqrt(scale.var + 1e-8)
+    mean = policy.network(by_hand.float()).detach().numpy()
+    assert np.abs(mean).max() > 0.01
+    np.testing.assert_allclose(policy.act(obs), np.clip(mean, -0.01, 0.01), atol=1e-7)
+
+
+def test_categorical_policy_takes_the_most_likely_action_and_samples_by_probability():
+    spec = {"builder": "mlp", "sizes": [4, 2], "activation": "tanh", "distribution": "categorical"}
+    policy = make_policy(spec, normalise=False)
+    obs = np.repeat(np.random.default_rng(0).normal(size=(1, 4)), 20_000, axis=0)
+    probability = policy.network(torch.as_tensor(obs[:1], dtype=torch.float32)).softmax(-1)[0, 1].item()
+    assert (policy.act(obs) == int(probability > 0.5)).all()
+    samples = policy.act(obs, torch.Generator().manual_seed(0))
+    # four standard errors of a share of 20,000 draws: 4·√(¼ / 20,000) = 0.014
+    assert samples.mean() == pytest.approx(probability, abs=0.015)
+
+
+def test_samples_have_the_policys_standard_deviation_and_stay_in_the_box():
+    policy = make_policy()
+    obs = np.zeros((50_000, 4))
+    samples = policy.act(obs, torch.Generator().manual_seed(0))
+    assert samples.std() == pytest.approx(np.exp(-0.5), rel=0.02)
+    assert np.abs(samples).max() <= 3.0
+
+
+def test_loaded_policy_is_frozen_and_saving_does_not_freeze_the_trainer(tmp_path):
+    trained = make_policy()
+    zoo.save(tmp_path, policy=trained, card={"env": "InvertedPendulum-v4", "policy": SPEC})
+    assert all(parameter.requires_grad for parameter in trained.parameters())
+    policy = zoo.load(tmp_path)
+    assert not any(parameter.requires_grad for parameter in policy.parameters())
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    zoo.evaluate(policy, episodes=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+
+
+def test_evaluate_runs_one_seeded_episode_per_environment(tmp_path):
+    policy = zoo.load(make_folder(tmp_path))
+    returns = zoo.evaluate(policy, episodes=3, seed=7)
+    envs = make_vec("InvertedPendulum-v4", 3, 7, stream=EVAL_STREAM)
+    np.testing.assert_array_equal(returns, run_episodes(envs, policy.act)[0])
+    envs.close()
+
+
+def test_evaluate_command_prints_its_own_number_and_the_cards(tmp_path, capsys):
+    make_folder(tmp_path, seed=3, final_eval={"mean": 12.0, "returns": [11.0, 13.0]})
+    code, out, err = command(capsys, "evaluate", str(tmp_path), "--episodes", "2", "--seed", "1")
+    returns = zoo.evaluate(zoo.load(tmp_path), 2, 1)
+    assert (code, err) == (0, "")
+    assert f"InvertedPendulum-v4: {returns.mean():.1f} ± {returns.std():.1f} over 2 episodes (seed 1)" in out
+    assert "the card says: 12.0 ± 1.0 (2 episodes, seed 3)" in out
+
+
+def test_names_run_folders_policy_folders_and_zoo_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    committed = make_folder(Path("results/zoo/ppo_continuous/InvertedPendulum-v4"), global_step=1000, seed=2)
+    run = make_folder(Path("runs/one/policy")).parent
+    assert zoo.find("ppo_continuous/InvertedPendulum-v4") == zoo.find(str(committed)) == committed
+    assert zoo.find(str(run)) == zoo.find(str(run / "policy")) == run / "policy"
+
+    code, out, _ = command(capsys, "list")
+    assert code == 0 and re.search(r"ppo_continuous/InvertedPendulum-v4 +1000 +2 ", out)
+    damaged = make_folder(Path("results/zoo/ppo_continuous/Hopper-v4"))
+    (damaged / "policy.safetensors").write_bytes(b"x")
+    code, out, _ = command(capsys, "list")
+    assert code == 0 and "policy.safetensors is damaged" in out and "InvertedPendulum-v4" in out
+
+    code, _, err = command(capsys, "evaluate", "ppo_continuous/Hoper-v4")
+    assert code == 2 and "ppo_continuous/Hopper-v4" in err and err.count("\n") == 1
+    (run.parent / "cut").mkdir()
+    (run.parent / "cut" / "run.json").write_text("{}")
+    code, _, err = command(capsys, "evaluate", "runs/cut")
+    assert code == 2 and "--resume" in err and err.count("\n") == 1
+
+
+def edit_card(folder: Path, **changes) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps({**card, **changes}))
+
+
+def swap_tensors(folder: Path) -> None:
+    other = make_folder(folder.with_name("other"), {**SPEC, "sizes": [4, 9, 1]})
+    (other / "policy.safetensors").replace(folder / "policy.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda f: (f / "card.json").unlink(), "no policy here"),
+        (lambda f: (f / "card.json").write_text('{"env": '), "card.json is damaged"),
+        (lambda f: (f / "card.json").write_text("[]"), "not a policy's card"),
+        (lambda f: (f / "policy.safetensors").unlink(), "policy.safetensors cannot be read"),
+        (lambda f: (f / "policy.safetensors").write_bytes((f / "policy.safetensors").read_bytes()[:-9]), "is damaged"),
+        (swap_tensors, "is not the file that card.json was written with"),
+        (lambda f: edit_card(f, policy={**SPEC, "builder": "os.system"}), "known here are mlp"),
+        (lambda f: edit_card(f, policy={**SPEC, "sizes": [4, 9, 1]}), "do not describe one policy"),
+        (lambda f: edit_card(f, policy={k: v for k, v in SPEC.items() if k != "sizes"}), "lacks 'sizes'"),
+        (lambda f: edit_card(f, policy={**SPEC, "action_low": []}), "one bound per action"),
+        (lambda f: edit_card(f, env="Hopper-v4"), "trained on another environment"),
+        (lambda f: edit_card(f, env="Nowhere-v0"), "Nowhere-v0"),
+    ],
+)
+def test_damaged_and_foreign_folders_are_told_in_one_line(tmp_path, capsys, damage, told):
+    folder = make_folder(tmp_path / "policy")
+    damage(folder)
+    code, out, err = command(capsys, "evaluate", str(folder), "--episodes", "1")
+    assert code == 2 and told in err and err.count("\n") == 1 and out == ""
+
+
+def test_a_card_that_does_not_fit_the_policy_is_refused_at_saving(tmp_path):
+    with pytest.raises(ValueError, match="do not describe one policy"):
+        zoo.save(tmp_path / "p", policy=make_policy(), card={"env": "X", "policy": {**SPEC, "sizes": [4, 8, 2]}})
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["evaluate", "{}", "--episodes", "0"], "--episodes must be at least 1"),
+        (["evaluate", "{}", "--seed", "-1"], "--seed at least 0"),
+        (["video", "{}", "--out", "film.avi"], ".mp4 or .gif"),
+        (["video", "{}", "--out", "/nowhere/film.gif"], "does not exist"),
+        (["video", "{}"], "--out"),
+        (["play", "{}"], "play"),
+        (["evaluate", "{}", "--episodes", "many"], "many"),
+    ],
+)
+def test_bad_command_lines_are_one_line_and_exit_code_2(tmp_path, capsys, words, told):
+    make_folder(tmp_path)
+    code, _, err = command(capsys, *(word.format(tmp_path) for word in words))
+    assert code == 2 and told in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_video_shows_the_first_evaluation_episode_off_screen(tmp_path, capsys, monkeypatch, suffix):
+    if suffix == ".mp4":
+        pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    folder, out = make_folder(tmp_path / "policy"), tmp_path / f"film{suffix}"
+    code, text, err = command(capsys, "video", str(folder), "--out", str(out), "--seed", "5")
+    if code == 2 and "libegl1" in err:
+        pytest.skip(err)
+    assert (code, err) == (0, "")
+    assert float(text.split("return ")[1]) == zoo.evaluate(zoo.load(folder), 1, seed=5)[0]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [out.name]
+    assert out.stat().st_size > 1000
+
+
+def test_without_a_renderer_one_line_names_what_was_tried_and_the_packages(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setattr(zoo, "PROBE", "raise RuntimeError('no display here')")
+    code, _, err = command(capsys, "video", str(make_folder(tmp_path / "p")), "--out", str(tmp_path / "film.gif"))
+    assert code == 2 and err.count("\n") == 1
+    assert all(text in err for text in ("MUJOCO_GL=glfw", "no display here", "libegl1 libgl1", "libosmesa6"))
+    assert not (tmp_path / "film.gif").exists()
