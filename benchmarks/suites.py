@@ -24,14 +24,21 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         Entry("ppo_continuous", env, (1, 2, 3, 4, 5), 1_000_000)
         for env in ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4")
     ),
-    # how many environments may PPO step side by side before it learns less from the same number of steps?
+    # How many environments may PPO step side by side before it learns less? One batch is 2048 transitions in all of
+    # them; wide_32 also has larger minibatches, 128 transitions instead of 64.
     "num_envs": tuple(
-        Entry("ppo_continuous", "Hopper-v4", tuple(range(101, 111)), 1_000_000, ("--num-envs", str(n)), f"num_envs_{n}")
-        for n in (1, 8, 16)
+        Entry("ppo_continuous", "Hopper-v4", tuple(range(101, 111)), 1_000_000, flags, label)
+        for label, flags in (
+            ("num_envs_8", ("--num-envs", "8", "--num-steps", "256")),
+            ("num_envs_16", ("--num-envs", "16", "--num-steps", "128")),
+            ("wide_32", ("--num-envs", "32", "--num-steps", "64", "--num-minibatches", "16")),
+            ("num_envs_1", ("--num-envs", "1", "--num-steps", "2048")),
+        )
     ),
+    "classic": tuple(Entry("ppo", env, (1, 2, 3, 4, 5), 500_000) for env in ("CartPole-v1", "Acrobot-v1")),
 }
 
 FRONT_PAGE = "first_light"  # the suite whose table stands in the README
 
 # The name under which published.csv lists each algorithm file.
-PUBLISHED_NAMES = {"ppo_continuous": "PPO"}
+PUBLISHED_NAMES = {"ppo": "PPO", "ppo_continuous": "PPO"}

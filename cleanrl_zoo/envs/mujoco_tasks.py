@@ -1,32 +1,37 @@
 """The MuJoCo tasks of Gymnasium as array formulas over many environments at once.
 
-A task is Gymnasium's model file, a frame skip, the arrays of `MjData` that it reads, and three functions: how a
-state is drawn at a reset, what is observed, and what a step earns and whether it ends the episode. Each is written
-once and gives Gymnasium's numbers, operation by operation. v4 and v5 of a task differ only where the text below
-says so. Weights that are 1 in Gymnasium's defaults are not written out.
+A task is Gymnasium's model file, a frame skip, the arrays of `MjData` that it reads, and four functions: how a
+state is drawn at a reset, what is observed, where the environment stands (one number, which rewards compare before
+and after a step), and what a step earns and whether it ends the episode. Each is written once and gives Gymnasium's
+numbers, operation by operation. v4 and v5 of a task differ only where the text below says so. Weights that are 1 in
+Gymnasium's defaults are not written out.
 
 A formula reads a `Stack`: arrays whose first dimension is the environment. It uses slices, arithmetic and
 reductions only, so that the same lines work on the arrays of another library.
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 
 
-class Stack:
-    """The states of N environments: `flat` [N, size] and a named view of it for every array that the task reads."""
+class Stack(SimpleNamespace):
+    """N simulations of one model: arrays of `MjData` by their names, one row each, and two constants of the model.
 
-    def __init__(self, num_envs: int, shapes: dict[str, tuple[int, ...]]):
-        sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        self.flat = np.zeros((num_envs, sum(sizes)))  # [N, size]
-        ends = np.cumsum(sizes)
-        for (name, shape), start, end in zip(shapes.items(), ends - sizes, ends, strict=True):
-            setattr(self, name, self.flat[:, start:end].reshape(num_envs, *shape))  # a view: rows stay strided
-        self.state = self.flat[:, : sizes[0] + sizes[1]]  # qpos, then qvel: Gymnasium's state_vector
-        self.qpos: np.ndarray
-        self.qvel: np.ndarray
+    The arrays are live: the next step overwrites them.
+    """
+
+    state: np.ndarray  # [N, nq + nv], qpos, then qvel: Gymnasium's state_vector
+    qpos: np.ndarray  # [N, nq]
+    qvel: np.ndarray  # [N, nv]
+    dt: float  # seconds per environment step
+    body_mass: np.ndarray  # [bodies], kg
+
+
+def _x(stack: Stack) -> np.ndarray:
+    return stack.qpos[:, 0].copy()
 
 
 class Task(NamedTuple):
@@ -37,16 +42,10 @@ class Task(NamedTuple):
     max_episode_steps: int
     draw: Callable  # (rng, qpos0, qvel0) -> qpos, qvel
     observe: Callable  # (stack) -> [N, D], fresh
-    outcome: Callable  # (before, after, actions, constants) -> reward float64 [N], terminated bool [N]
+    outcome: Callable  # (before, after, stack, actions) -> reward float64 [N], terminated bool [N]
     reads: tuple[str, ...] = ()
+    position: Callable = _x  # (stack) -> float64 [N], fresh: the `before` and `after` of `outcome`
     contact_forces: bool = False
-
-
-class Constants(NamedTuple):
-    """What the formulas need of the model."""
-
-    dt: float  # seconds per environment step
-    body_mass: np.ndarray  # [bodies], kg
 
 
 def _uniform_noise(scale: float) -> Callable:
@@ -82,7 +81,7 @@ def _control_cost(weight: float, actions: np.ndarray) -> np.ndarray:
 
 
 def _nobody_ends(stack: Stack) -> np.ndarray:
-    return np.zeros(len(stack.flat), bool)
+    return np.zeros(len(stack.qpos), bool)
 
 
 # Observations: positions without the ones that the task is invariant to, then velocities.
@@ -114,9 +113,9 @@ def _walker_healthy(stack: Stack) -> np.ndarray:
 
 
 def _planar_runner(healthy: Callable, bonus_when_unhealthy: bool) -> Callable:
-    def outcome(before, after, actions, constants):
-        x_velocity = (after.qpos[:, 0] - before.qpos[:, 0]) / constants.dt
-        alive = healthy(after)
+    def outcome(before, after, stack, actions):
+        x_velocity = (after - before) / stack.dt
+        alive = healthy(stack)
         bonus = 1.0 if bonus_when_unhealthy else alive
         return x_velocity + bonus - _control_cost(1e-3, actions), ~alive
 
@@ -124,9 +123,9 @@ def _planar_runner(healthy: Callable, bonus_when_unhealthy: bool) -> Callable:
 
 
 def _no_ending_runner(control_weight: float) -> Callable:
-    def outcome(before, after, actions, constants):
-        x_velocity = (after.qpos[:, 0] - before.qpos[:, 0]) / constants.dt
-        return x_velocity - _control_cost(control_weight, actions), _nobody_ends(after)
+    def outcome(before, after, stack, actions):
+        x_velocity = (after - before) / stack.dt
+        return x_velocity - _control_cost(control_weight, actions), _nobody_ends(stack)
 
     return outcome
 
@@ -135,26 +134,30 @@ def _no_ending_runner(control_weight: float) -> Callable:
 # forces (without the world's) to the observation, and pays the bonus to the healthy only.
 
 
+def _ant_x(stack: Stack) -> np.ndarray:
+    return stack.xpos[:, 1, 0].copy()
+
+
 def _ant_healthy(stack: Stack) -> np.ndarray:
     z = stack.qpos[:, 2]
     return np.isfinite(stack.state).all(1) & (z >= 0.2) & (z <= 1.0)
 
 
-def _ant_v4(before, after, actions, constants):
-    x_velocity = (after.xpos[:, 1, 0] - before.xpos[:, 1, 0]) / constants.dt
-    return x_velocity + 1.0 - _control_cost(0.5, actions), ~_ant_healthy(after)
+def _ant_v4(before, after, stack, actions):
+    x_velocity = (after - before) / stack.dt
+    return x_velocity + 1.0 - _control_cost(0.5, actions), ~_ant_healthy(stack)
 
 
-def _ant_v5(before, after, actions, constants):
-    x_velocity = (after.xpos[:, 1, 0] - before.xpos[:, 1, 0]) / constants.dt
-    forces = after.cfrc_ext.reshape(len(actions), -1).clip(-1.0, 1.0)
+def _ant_v5(before, after, stack, actions):
+    x_velocity = (after - before) / stack.dt
+    forces = stack.cfrc_ext.reshape(len(actions), -1).clip(-1.0, 1.0)
     costs = _control_cost(0.5, actions) + 5e-4 * (forces * forces).sum(1)
-    alive = _ant_healthy(after)
+    alive = _ant_healthy(stack)
     return x_velocity + alive - costs, ~alive
 
 
 def _ant_v5_observe(stack: Stack) -> np.ndarray:
-    forces = stack.cfrc_ext[:, 1:].reshape(len(stack.flat), -1).clip(-1.0, 1.0)
+    forces = stack.cfrc_ext[:, 1:].reshape(len(stack.qpos), -1).clip(-1.0, 1.0)
     return np.concatenate((stack.state[:, 2:], forces), axis=1)
 
 
@@ -162,11 +165,8 @@ def _ant_v5_observe(stack: Stack) -> np.ndarray:
 # and adds the contact cost.
 
 
-def _humanoid_velocity(before, after, constants):
-    mass = constants.body_mass
-    total = mass.sum()
-    x_before, x_after = (np.einsum("b,nbj->nj", mass, stack.xipos)[:, 0] / total for stack in (before, after))
-    return (x_after - x_before) / constants.dt
+def _humanoid_x(stack: Stack) -> np.ndarray:
+    return np.einsum("b,nbj->nj", stack.body_mass, stack.xipos)[:, 0] / stack.body_mass.sum()
 
 
 def _humanoid_alive(stack: Stack) -> np.ndarray:
@@ -174,23 +174,23 @@ def _humanoid_alive(stack: Stack) -> np.ndarray:
     return (z > 1.0) & (z < 2.0)
 
 
-def _humanoid_v4(before, after, actions, constants):
-    rewards = 1.25 * _humanoid_velocity(before, after, constants) + 5.0
-    return rewards - _control_cost(0.1, actions.astype(np.float64)), ~_humanoid_alive(after)
+def _humanoid_v4(before, after, stack, actions):
+    rewards = 1.25 * ((after - before) / stack.dt) + 5.0
+    return rewards - _control_cost(0.1, actions.astype(np.float64)), ~_humanoid_alive(stack)
 
 
-def _humanoid_v5(before, after, actions, constants):
-    forces = after.cfrc_ext.reshape(len(actions), -1)
+def _humanoid_v5(before, after, stack, actions):
+    forces = stack.cfrc_ext.reshape(len(actions), -1)
     contact_cost = np.minimum(5e-7 * (forces * forces).sum(1), 10.0)
-    alive = _humanoid_alive(after)
-    rewards = 1.25 * _humanoid_velocity(before, after, constants) + alive * 5.0
+    alive = _humanoid_alive(stack)
+    rewards = 1.25 * ((after - before) / stack.dt) + alive * 5.0
     return rewards - (_control_cost(0.1, actions.astype(np.float64)) + contact_cost), ~alive
 
 
 def _humanoid_observe(first_body: int, first_force: int) -> Callable:
     def observe(stack):
         per_body = (stack.cinert, stack.cvel, stack.cfrc_ext)
-        cinert, cvel, cfrc_ext = (array[:, first_body:].reshape(len(stack.flat), -1) for array in per_body)
+        cinert, cvel, cfrc_ext = (array[:, first_body:].reshape(len(stack.qpos), -1) for array in per_body)
         forces = stack.qfrc_actuator[:, first_force:]
         return np.concatenate((stack.state[:, 2:], cinert, cvel, forces, cfrc_ext), axis=1)
 
@@ -206,10 +206,15 @@ def _reacher_gap(stack: Stack) -> np.ndarray:
     return stack.xpos[:, _FINGERTIP] - stack.xpos[:, _TARGET]  # [N, 3]
 
 
-def _reacher(gap_after_step: bool) -> Callable:
-    def outcome(before, after, actions, constants):
-        gap = _reacher_gap(after if gap_after_step else before)
-        return -np.sqrt((gap * gap).sum(1)) - (actions * actions).sum(1), _nobody_ends(after)
+def _reacher_distance(stack: Stack) -> np.ndarray:
+    gap = _reacher_gap(stack)
+    return np.sqrt((gap * gap).sum(1))
+
+
+def _reacher(distance_after_step: bool) -> Callable:
+    def outcome(before, after, stack, actions):
+        distance = after if distance_after_step else before
+        return -distance - (actions * actions).sum(1), _nobody_ends(stack)
 
     return outcome
 
@@ -227,17 +232,17 @@ def _reacher_observe(gap_size: int) -> Callable:
 
 
 def _pendulum(bonus_when_fallen: bool) -> Callable:
-    def outcome(before, after, actions, constants):
-        alive = np.isfinite(after.state).all(1) & (abs(after.qpos[:, 1]) <= 0.2)
+    def outcome(before, after, stack, actions):
+        alive = np.isfinite(stack.state).all(1) & (abs(stack.qpos[:, 1]) <= 0.2)
         return np.ones(len(alive)) if bonus_when_fallen else alive.astype(np.float64), ~alive
 
     return outcome
 
 
 def _double_pendulum(bonus_when_fallen: bool) -> Callable:
-    def outcome(before, after, actions, constants):
-        x, y = after.site_xpos[:, 0, 0], after.site_xpos[:, 0, 2]
-        v1, v2 = after.qvel[:, 1], after.qvel[:, 2]
+    def outcome(before, after, stack, actions):
+        x, y = stack.site_xpos[:, 0, 0], stack.site_xpos[:, 0, 2]
+        v1, v2 = stack.qvel[:, 1], stack.qvel[:, 2]
         fallen = y <= 1.0
         bonus = 10.0 if bonus_when_fallen else 10.0 * ~fallen
         return bonus - (0.01 * x**2 + (y - 2.0) ** 2) - (1e-3 * v1**2 + 5e-3 * v2**2), fallen
@@ -255,7 +260,7 @@ def _double_pendulum_observe(constraint_forces: int) -> Callable:
     return observe
 
 
-_HUMANOID_READS = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
+_HUMANOID = (("xipos", "cinert", "cvel", "qfrc_actuator"), _humanoid_x, True)  # reads, position, contact_forces
 
 TASKS: dict[str, Task] = {
     "Hopper-v4": Task(
@@ -278,18 +283,20 @@ TASKS: dict[str, Task] = {
     ),
     "Swimmer-v4": Task("swimmer.xml", 4, 1000, _uniform_noise(0.1), _observe_from(2), _no_ending_runner(1e-4)),
     "Swimmer-v5": Task("swimmer.xml", 4, 1000, _uniform_noise(0.1), _observe_from(2), _no_ending_runner(1e-4)),
-    "Ant-v4": Task("ant.xml", 5, 1000, _normal_velocity_noise(0.1), _observe_from(2), _ant_v4, ("xpos",)),
-    "Ant-v5": Task(
-        "ant.xml", 5, 1000, _normal_velocity_noise(0.1), _ant_v5_observe, _ant_v5, ("xpos", "cfrc_ext"), True
-    ),
+    "Ant-v4": Task("ant.xml", 5, 1000, _normal_velocity_noise(0.1), _observe_from(2), _ant_v4, ("xpos",), _ant_x),
+    "Ant-v5": Task("ant.xml", 5, 1000, _normal_velocity_noise(0.1), _ant_v5_observe, _ant_v5, ("xpos",), _ant_x, True),
     "Humanoid-v4": Task(
-        "humanoid.xml", 5, 1000, _uniform_noise(1e-2), _humanoid_observe(0, 0), _humanoid_v4, _HUMANOID_READS, True
+        "humanoid.xml", 5, 1000, _uniform_noise(1e-2), _humanoid_observe(0, 0), _humanoid_v4, *_HUMANOID
     ),
     "Humanoid-v5": Task(
-        "humanoid.xml", 5, 1000, _uniform_noise(1e-2), _humanoid_observe(1, 6), _humanoid_v5, _HUMANOID_READS, True
+        "humanoid.xml", 5, 1000, _uniform_noise(1e-2), _humanoid_observe(1, 6), _humanoid_v5, *_HUMANOID
     ),
-    "Reacher-v4": Task("reacher.xml", 2, 50, _reacher_draw, _reacher_observe(3), _reacher(False), ("xpos",)),
-    "Reacher-v5": Task("reacher.xml", 2, 50, _reacher_draw, _reacher_observe(2), _reacher(True), ("xpos",)),
+    "Reacher-v4": Task(
+        "reacher.xml", 2, 50, _reacher_draw, _reacher_observe(3), _reacher(False), ("xpos",), _reacher_distance
+    ),
+    "Reacher-v5": Task(
+        "reacher.xml", 2, 50, _reacher_draw, _reacher_observe(2), _reacher(True), ("xpos",), _reacher_distance
+    ),
     "InvertedPendulum-v4": Task(
         "inverted_pendulum.xml", 2, 1000, _uniform_noise(0.01), _observe_from(0), _pendulum(True)
     ),

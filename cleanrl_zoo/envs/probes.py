@@ -63,17 +63,23 @@ class Probe(gymnasium.Env):
 
 
 class Loop(Probe):
+    """Reward 1 for ever, cut after 10 steps."""
+
     def advance(self, action):
         return 1.0, False
 
 
 class Delay(Probe):
+    """Reward 1 on the second step only."""
+
     def advance(self, action):
         reward, self.value = self.value, self.value + 1.0
         return reward, reward == 1.0
 
 
 class Cue(Probe):
+    """One step whose reward is the observation."""
+
     def first_value(self):
         return self.random_cue()
 
@@ -82,11 +88,15 @@ class Cue(Probe):
 
 
 class Choice(Probe):
+    """One step whose reward depends on the action."""
+
     def advance(self, action):
         return self.payoff(action, 1.0), True
 
 
 class Match(Probe):
+    """One step whose reward depends on observation and action."""
+
     def first_value(self):
         return self.random_cue()
 
@@ -95,6 +105,8 @@ class Match(Probe):
 
 
 class Count(Probe):
+    """The observation counts the steps, cut after 3."""
+
     def advance(self, action):
         self.value += 1.0
         return 1.0, False
