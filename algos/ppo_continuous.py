@@ -196,7 +196,8 @@ def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: 
     for _ in range(args.update_epochs):
         order = torch.randperm(args.batch_size, generator=state.minibatch_generator, device=device)
         rows = order.view(args.num_minibatches, -1)  # [minibatches, M]
-        stats = [minibatch_step(agent, state.optimizer, batch, index, learning_rate, *coefs) for index in rows]
+        # cloned, since a replayed CUDA graph writes into the same memory again
+        stats = [minibatch_step(agent, state.optimizer, batch, index, learning_rate, *coefs).clone() for index in rows]
         epochs.append(torch.stack(stats).mean(0))
         if args.target_kl is not None and epochs[-1][STATS.index("losses/approx_kl")] > args.target_kl:
             break

@@ -2,9 +2,9 @@
 
     python benchmarks/report.py --suite first_light
 
-Writes `results/<suite>/README.md` and one figure per environment, and for the front page's suite rewrites the README's
-block between `<!-- results:start -->` and `<!-- results:end -->`. Published numbers stand beside ours only where
-environment, its version, steps and metric are the same.
+Writes `results/<suite>/README.md` and one figure per environment, and for the front page's suite rewrites two blocks of
+the README: `<!-- results:start -->` to `<!-- results:end -->`, and `speed` likewise with the tables of `speed.py`.
+Published numbers stand beside ours only where environment, its version, steps and metric are the same.
 """
 
 import csv
@@ -23,7 +23,6 @@ from cleanrl_zoo.core.statistics import interquartile_mean, probability_of_impro
 from cleanrl_zoo.run.arguments import usage_errors
 
 PUBLISHED = Path(__file__).with_name("published.csv")
-START, END = "<!-- results:start -->", "<!-- results:end -->"
 FREE_ARGS = ("seed", "track")  # what may differ between the seeds of one setting
 
 # Our three returns: title, and the metrics in published.csv that are measured the same way.
@@ -289,17 +288,24 @@ def figure(groups: list[Group], path: Path) -> None:
     plt.close(fig)
 
 
-def with_block(path: Path, text: str) -> str:
-    """The content of `path` with `text` between its markers; ValueError unless they are there once each, in order."""
+def with_blocks(path: Path, blocks: dict[str, str]) -> str:
+    """The content of `path` with each text between the markers of its name, `<!-- name:start -->` and `:end`.
+
+    Raises:
+        ValueError: unless every marker is there once, start before end.
+    """
     try:
         content = path.read_text()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    before, start, rest = content.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end or content.count(START) != 1 or content.count(END) != 1:
-        raise ValueError(f"{path}: needs the markers {START} and {END}, once each and in this order")
-    return f"{before}{START}\n{text.strip()}\n{END}{after}"
+    for name, text in blocks.items():
+        start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+        before, _, rest = content.partition(start)
+        _, _, after = rest.partition(end)
+        if content.count(start) != 1 or rest.count(end) != 1:
+            raise ValueError(f"{path}: needs the markers {start} and {end}, once each and in this order")
+        content = f"{before}{start}\n{text.strip()}\n{end}{after}"
+    return content
 
 
 def front_page(groups: list[Group], folder: Path, readme: Path) -> str:
@@ -340,7 +346,11 @@ def report(name: str, results: Path, readme: Path) -> list[Path]:
     missing = sum(len(entry.seeds) for entry in entries) - sum(len(group.seeds) for group in groups)
     texts = {}
     if name == FRONT_PAGE:  # first, so that missing markers are told before anything is written
-        texts[readme] = with_block(readme, front_page(groups, folder, readme))
+        blocks = {"results": front_page(groups, folder, readme)}
+        speed = sorted((results / "speed").glob("*.md"))
+        if speed:
+            blocks["speed"] = "\n\n".join(path.read_text() for path in speed)
+        texts[readme] = with_blocks(readme, blocks)
     images = []
     for env in environments(groups):
         images.append(folder / image_name(env))

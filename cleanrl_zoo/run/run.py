@@ -60,6 +60,9 @@ class Run:
         self._check_device()
         self._check_boundaries()
         torch.set_num_threads(args.threads)
+        if args.device.startswith("cuda"):  # resuming is bit-equal only with deterministic kernels
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         seed_everything(args.seed)
 
         self.returns: deque[float] = deque(maxlen=100)  # of the last training episodes

@@ -275,6 +275,15 @@ def test_compiled_equals_eager_over_200_calls():
         assert second[tag] == pytest.approx(first[tag], rel=1e-3, abs=1e-5), tag
 
 
+def test_compiled_act_draws_anew_on_every_call():
+    """A replayed graph must not freeze the noise: 1,000 samples in one observation have the policy's std, 1 at first."""
+    args = args_for()
+    agent, generator = start(args)[1].agent, torch.Generator().manual_seed(0)
+    act, obs = compile_function(ppo.act, True), torch.zeros(2, 11)
+    samples = torch.stack([act(agent, obs, torch.randn(2, 3, generator=generator))[0].clone() for _ in range(1000)])
+    assert (samples.std(0) - 1).abs().max() < 0.1  # standard error 1/√2000 = 0.022
+
+
 # Probes: the right values are known in closed form (cleanrl_zoo/envs/probes.py)
 
 
@@ -295,7 +304,7 @@ def mean_action(agent, obs):
 
 
 def test_probe_truncation_is_no_termination():
-    """Reward 1 for ever, cut after 10 steps: 1/(1 − 0.9) = 10. Read as termination it would be below 1/(1 − 0.9)·0.65."""
+    """Reward 1 for ever, cut after 10 steps: 1/(1 − 0.9) = 10. Taken for termination, at most 6.5."""
     assert value(trained_on_probe("Loop", gamma=0.9, total_timesteps=20_000), 0.0) == pytest.approx(10.0, abs=0.5)
 
 

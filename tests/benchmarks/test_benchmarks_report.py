@@ -12,6 +12,9 @@ from suites import PUBLISHED_NAMES, SUITES, Entry
 ENTRY = Entry("ppo_continuous", "Hopper-v4", (1, 2, 3, 4, 5), 1_000_000)
 
 
+START, END = "<!-- results:start -->", "<!-- results:end -->"
+
+
 def write_seed(
     folder: Path, entry: Entry, seed: int, score: float, args: dict | None = None, env: dict | None = None
 ) -> Path:
@@ -53,7 +56,7 @@ def home(tmp_path, monkeypatch) -> Path:
     monkeypatch.setitem(SUITES, "first_light", (ENTRY,))
     for seed, score in zip(ENTRY.seeds, (2000.0, 2100.0, 2400.0, 2500.0, 3000.0), strict=True):
         write_seed(tmp_path / "results" / "first_light", ENTRY, seed, score)
-    (tmp_path / "README.md").write_text(f"# Title\n\nbefore\n\n{report.START}\nold text\n{report.END}\n\nafter\n")
+    (tmp_path / "README.md").write_text(f"# Title\n\nbefore\n\n{START}\nold text\n{END}\n\nafter\n")
     return tmp_path
 
 
@@ -141,7 +144,7 @@ def test_report_and_front_page(home, capsys):
     assert "0123456789ab" in text and "A CPU, 2 cores" in text and "torch 2.13.0" in text and "| 1.5 |" in text
     assert "docs/benchmark/ppo_continuous_action.md" in text and "Incomplete" not in text
     page = (home / "README.md").read_text()
-    assert page.startswith(f"# Title\n\nbefore\n\n{report.START}\n") and page.endswith(f"{report.END}\n\nafter\n")
+    assert page.startswith(f"# Title\n\nbefore\n\n{START}\n") and page.endswith(f"{END}\n\nafter\n")
     assert "old text" not in page and "2400 ± 352" in page and "results/first_light/Hopper-v4.png" in page
     image = home / "results" / "first_light" / "Hopper-v4.png"
     assert 5_000 < image.stat().st_size < 200_000
@@ -215,9 +218,7 @@ def test_damaged_files_are_named(home, capsys, name):
         assert str(path) in refused(home, capsys)
 
 
-@pytest.mark.parametrize(
-    "text", ["no markers", f"{report.END} {report.START}", f"{report.START}", f"{report.START * 2}{report.END}"]
-)
+@pytest.mark.parametrize("text", ["no markers", f"{END} {START}", f"{START}", f"{START * 2}{END}"])
 def test_without_markers_nothing_is_written(home, capsys, text):
     (home / "README.md").write_text(text)
     assert f"{home / 'README.md'}: needs the markers" in refused(home, capsys)
@@ -248,3 +249,13 @@ def test_settings_on_one_environment_are_compared(tmp_path, monkeypatch):
 def test_names_of_published_algorithms_are_in_the_list():
     rows = report.PUBLISHED.read_text()
     assert all(f"\n{name}," in rows for name in PUBLISHED_NAMES.values())
+
+
+def test_the_speed_tables_get_their_own_block(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{START}{END}\n<!-- speed:start -->old<!-- speed:end -->\nafter\n")
+    text = report.with_blocks(readme, {"results": "returns", "speed": "a table\n"})
+    assert text == (f"{START}\nreturns\n{END}\n<!-- speed:start -->\na table\n<!-- speed:end -->\nafter\n")
+    readme.write_text(f"{START}{END}")
+    with pytest.raises(ValueError, match="speed:start"):
+        report.with_blocks(readme, {"results": "returns", "speed": "x"})
