@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,41 @@ def assert_same_run(first: Path, second: Path) -> None:
         del summary["wall_clock_s"], summary["steps_per_second"]
     assert summaries[0] == summaries[1]
     assert (first / "policy/policy.safetensors").read_bytes() == (second / "policy/policy.safetensors").read_bytes()
+
+
+def args_for(module: ModuleType, preset: str = "debug", **changes: Any) -> Any:
+    """The checked flags of `--preset debug` with some changed: `num_envs=1`, `compile=True`, `hidden=(8, 8)`."""
+    words = ["--preset", preset]
+    for name, value in changes.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+    return module.parse_args(module.Args, module.PRESETS, words)
+
+
+def start(module: ModuleType, args: Any) -> tuple[Any, Any, Any]:
+    """Environments, state and rollout store of an on-policy file, as its main makes them."""
+    import gymnasium
+    import torch
+
+    envs = module.make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
+    state, space = module.TrainState.create(args, envs), envs.single_action_space
+    dtype = torch.int64 if isinstance(space, gymnasium.spaces.Discrete) else torch.float32
+    shapes = envs.single_observation_space.shape, space.shape
+    return envs, state, module.Rollout.allocate(args.num_steps, args.num_envs, *shapes, action_dtype=dtype)
+
+
+def train(module: ModuleType, args: Any, act: Any = None, minibatch_step: Any = None) -> tuple[Any, list[dict]]:
+    """A whole run of an on-policy file without its log: the state at the end, and what each update reported."""
+    envs, state, rollout = start(module, args)
+    metrics = []
+    while state.global_step < args.total_timesteps:
+        module.collect(state, envs, rollout, act or module.act, args)
+        values = module.update(state, rollout, minibatch_step or module.minibatch_step, args)
+        metrics.append({tag: float(value) for tag, value in values.items()})
+    return state, metrics
 
 
 @pytest.fixture

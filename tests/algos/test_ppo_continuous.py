@@ -1,19 +1,19 @@
 """PPO for continuous actions: from the command line, through kills, on probes, against its own recorded numbers."""
 
+import functools
 import json
-import random
 import signal
 import subprocess
 import sys
 import time
 
+import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_same_run, command, environment, load_algorithm, rows_without_clock, run_file
+from conftest import ROOT, assert_same_run, command, environment, load_algorithm
 
 from cleanrl_zoo import core
-from cleanrl_zoo.data.rollout import Rollout
 from cleanrl_zoo.envs import make_vec
 from cleanrl_zoo.run import compile_function, parse_args
 
@@ -21,47 +21,10 @@ ppo = load_algorithm("ppo_continuous")
 DEBUG = ("--preset", "debug")
 
 
-def args_for(**changes):
-    flags = [w for k, v in changes.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    return parse_args(ppo.Args, ppo.PRESETS, ["--preset", "debug", *flags])
-
-
-def start(args):
-    """Environments, state and rollout store, as main makes them."""
-    envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
-    state = ppo.TrainState.create(args, envs)
-    rollout = Rollout.allocate(args.num_steps, args.num_envs, state.obs.shape[1:], envs.single_action_space.shape)
-    return envs, state, rollout
-
-
-def train(args, act=ppo.act, minibatch_step=ppo.minibatch_step):
-    envs, state, rollout = start(args)
-    metrics = []
-    while state.global_step < args.total_timesteps:
-        ppo.collect(state, envs, rollout, act, args)
-        metrics.append({tag: float(value) for tag, value in ppo.update(state, rollout, minibatch_step, args).items()})
-    return state, metrics
+args_for, start, train = (functools.partial(f, ppo) for f in (conftest.args_for, conftest.start, conftest.train))
 
 
 # The command line
-
-
-def test_debug_preset_is_quick_and_complete(in_tmp):
-    started = time.perf_counter()
-    done = run_file("ppo_continuous", *DEBUG, cwd=in_tmp)
-    assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - started < 30  # 2.5 s on an idle core; generous, since tests run on busy ones
-    assert "Warning" not in done.stderr and "WARN" not in done.stderr
-    (run_dir,) = (in_tmp / "runs/ppo_continuous/Hopper-v4").iterdir()
-    assert [p.name for p in in_tmp.iterdir()] == ["runs"]  # no stray files
-    names = {p.name for p in run_dir.iterdir()} - {".lock"}
-    assert names == {"run.json", "metrics.jsonl", "tensorboard", "checkpoints", "policy", "summary.json"}
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["finished"] and summary["global_step"] == 1024 and len(summary["final_eval"]["returns"]) == 2
-    rows = rows_without_clock(run_dir)
-    losses = "policy_loss value_loss entropy approx_kl clipfrac explained_variance grad_norm".split()
-    for tag in ("charts/episodic_return", "charts/learning_rate", *(f"losses/{name}" for name in losses)):
-        assert tag in rows[0]
 
 
 @pytest.mark.parametrize(
@@ -105,44 +68,7 @@ def test_a_second_run_never_overwrites_the_first(in_tmp, capsys):
     assert (in_tmp / "a/metrics.jsonl").read_bytes() == before
 
 
-# Seeds
-
-
-def test_same_seed_same_log_and_other_seed_other_log(in_tmp):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert run_file("ppo_continuous", *DEBUG, "--seed", str(seed), "--run-dir", name, cwd=in_tmp).returncode == 0
-    assert_same_run(in_tmp / "a", in_tmp / "b")
-    assert rows_without_clock(in_tmp / "a") != rows_without_clock(in_tmp / "c")
-
-
 # Resume
-
-LONG = (*DEBUG, "--total-timesteps", "8192", "--checkpoint-every", "1024", "--eval-every", "2048")
-
-
-def test_five_kills_at_random_moments_change_nothing(in_tmp):
-    assert run_file("ppo_continuous", *LONG, "--run-dir", "whole", cwd=in_tmp).returncode == 0
-    moments = random.Random(0)
-    flags = [*LONG, "--run-dir", "killed"]
-    kills = 0
-    for _ in range(40):
-        process = subprocess.Popen(
-            command("ppo_continuous", *flags), cwd=in_tmp, env=environment(), stderr=subprocess.PIPE
-        )
-        log = in_tmp / "killed/metrics.jsonl"
-        rows = log.read_bytes().count(b"\n") if log.exists() else 0
-        while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > rows):
-            time.sleep(0.005)  # training has begun again: now a random moment of it
-        time.sleep(moments.uniform(0.0, 0.5))
-        if kills < 5 and process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate()
-        if (in_tmp / "killed/summary.json").exists():
-            break
-        flags = ["--resume", "killed"]
-    assert kills == 5
-    assert_same_run(in_tmp / "whole", in_tmp / "killed")
 
 
 def test_interrupt_says_how_to_go_on(in_tmp):
@@ -230,12 +156,9 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(core, "clipped_surrogate", broken)
-    module = load_algorithm("ppo_continuous")
-    args = parse_args(module.Args, module.PRESETS, ["--preset", "debug"])
     with pytest.raises(ZeroDivisionError):
-        envs, state, rollout = start(args)
-        module.collect(state, envs, rollout, module.act, args)
-        module.update(state, rollout, module.minibatch_step, args)
+        module = load_algorithm("ppo_continuous")
+        conftest.train(module, conftest.args_for(module))
     monkeypatch.undo()
     load_algorithm("ppo_continuous")
 
@@ -263,11 +186,11 @@ def test_compiled_equals_eager_over_200_calls():
     eager, eager_metrics = train(args)
     compiled, metrics = train(args, compile_function(ppo.act, True), compile_function(ppo.minibatch_step, True))
     assert len(metrics) == 25
-    moved = ppo.TrainState.create(args, make_vec(args.env, 2, 1, threads=1)).agent.state_dict()
+    initial = ppo.TrainState.create(args, make_vec(args.env, 2, 1, threads=1)).agent.state_dict()
     for name, value in eager.agent.state_dict().items():
         other = compiled.agent.state_dict()[name]
         torch.testing.assert_close(other, value, rtol=2e-3, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
-        assert not torch.equal(value, moved[name]), f"{name} never moved"
+        assert name in ("low", "high") or not torch.equal(value, initial[name]), f"{name} never moved"
     assert compiled.optimizer.steps.item() == eager.optimizer.steps.item() == 200
     first, second = eager_metrics[0], metrics[0]
     assert first.keys() == second.keys()
@@ -276,9 +199,8 @@ def test_compiled_equals_eager_over_200_calls():
 
 
 def test_compiled_act_draws_anew_on_every_call():
-    """A replayed graph must not freeze the noise: 1,000 samples in one observation have the policy's std, 1 at first."""
-    args = args_for()
-    agent, generator = start(args)[1].agent, torch.Generator().manual_seed(0)
+    """A replayed graph must not freeze the noise: 1,000 samples of one observation have the policy's std of 1."""
+    agent, generator = start(args_for())[1].agent, torch.Generator().manual_seed(0)
     act, obs = compile_function(ppo.act, True), torch.zeros(2, 11)
     samples = torch.stack([act(agent, obs, torch.randn(2, 3, generator=generator))[0].clone() for _ in range(1000)])
     assert (samples.std(0) - 1).abs().max() < 0.1  # standard error 1/√2000 = 0.022

@@ -1,0 +1,291 @@
+"""Proximal Policy Optimization with the clipped surrogate, for discrete actions.
+
+Schulman, Wolski, Dhariwal, Radford & Klimov (2017), "Proximal Policy Optimization Algorithms", arXiv:1707.06347.
+
+    r(θ)   = π_θ(a|s) / π_old(a|s)                                                        section 3
+    L_clip = E[ min( r A, clip(r, 1−ε, 1+ε) A ) ]                                         equation 7
+    L      = −L_clip + c₁ · ½ (V(s) − R)² − c₂ · H[π(·|s)]                                 equation 9
+    A_t    = δ_t + γλ A_{t+1},   δ_t = r_t + γ V(s_{t+1}) − V(s_t)                         equations 11, 12
+
+Deviations from the paper, each with its reason:
+
+ 1. Policy and value network share nothing, as in the paper's section 6.1; its experiments with discrete actions learn
+    from pixels and share the layers that read them, which a flat observation does not need.
+ 2. Advantages are whitened per minibatch; the gradient is clipped to a norm of 0.5: less sensitive to the reward scale.
+ 3. Orthogonal initialisation, √2 in hidden layers, 0.01 for the logits, so that the policy begins nearly uniform.
+ 4. Adam's ε is 1e-5 and its learning rate falls linearly to zero.
+ 5. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
+ 6. The value loss is clipped: ½ max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²), ε in the unit of the return. The
+    published results for these tasks were made with it; `--no-clip-value-loss` is equation 9 as printed.
+
+Run:    python algos/ppo.py --env CartPole-v1
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cleanrl_zoo import zoo
+from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, gae, k3, normalize
+from cleanrl_zoo.core.distributions import Categorical
+from cleanrl_zoo.core.value_losses import clipped_value_loss, squared_value_loss
+from cleanrl_zoo.data.rollout import Rollout
+from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, make_vec, run_episodes
+from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
+from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
+
+
+@dataclass
+class Args(EnvArgs):
+    """Proximal Policy Optimization (clipped) for discrete actions."""
+
+    env: str = "CartPole-v1"
+    """Gymnasium's name of an environment with a Discrete action space and flat observations"""
+    total_timesteps: int = 500_000
+    """environment steps of the whole run, all environments together"""
+    num_envs: int = 4
+    """environments stepped side by side"""
+    num_steps: int = 128
+    """steps per environment and iteration (T); T × --num-envs transitions are one batch"""
+    learning_rate: float = 2.5e-4
+    """Adam's learning rate in the first iteration"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """λ of the generalised advantage estimate"""
+    num_minibatches: int = 4
+    """minibatches per epoch; must divide the batch"""
+    update_epochs: int = 4
+    """passes over the batch"""
+    clip_coef: float = 0.2
+    """ε of the clipped surrogate, and of the clipped value loss"""
+    clip_value_loss: bool = True
+    """give the value no reward for moving more than ε away from the old value"""
+    vf_coef: float = 0.5
+    """c₁, weight of the halved squared value error"""
+    ent_coef: float = 0.01
+    """c₂, weight of the entropy bonus"""
+    max_grad_norm: float = 0.5
+    """norm to which the gradient is clipped"""
+    target_kl: float | None = None
+    """end the iteration's update after the epoch whose approx_kl (nats) exceeds this"""
+    hidden: tuple[int, ...] = (64, 64)
+    """widths of the hidden layers of policy and value network"""
+
+    def check(self) -> None:
+        super().check()
+        check(self, "num_steps", "num_minibatches", "update_epochs", "hidden", at_least=1)
+        check(self, "learning_rate", "clip_coef", "max_grad_norm", "target_kl", above=0)
+        check(self, "gamma", "gae_lambda", at_least=0, at_most=1)
+        check(self, "vf_coef", "ent_coef", at_least=0)
+        if self.batch_size % self.num_minibatches:
+            raise ValueError(
+                f"--num-minibatches {self.num_minibatches}: must divide the batch of {self.batch_size} "
+                f"(--num-envs {self.num_envs} × --num-steps {self.num_steps})"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+
+PRESETS = {
+    "debug": {
+        "total_timesteps": 1024, "num_envs": 2, "update_epochs": 2,
+        "compile": False, "eval_episodes": 2, "checkpoint_every": 512, "env_threads": 1, "log_every": 256,
+    },
+}  # fmt: skip
+
+
+class Agent(nn.Module):
+    """Two separate networks: the logits of a categorical policy, and the value."""
+
+    def __init__(self, obs_dim: int, num_actions: int, hidden: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        gains = [2**0.5] * len(hidden)
+        self.actor = mlp([obs_dim, *hidden, num_actions], "tanh", [*gains, 0.01], generator)
+        self.critic = mlp([obs_dim, *hidden, 1], "tanh", [*gains, 1.0], generator)
+
+    def policy(self, obs: Tensor) -> Categorical:
+        return Categorical(self.actor(obs))
+
+    def value(self, obs: Tensor) -> Tensor:
+        return self.critic(obs).squeeze(-1)
+
+
+@dataclass
+class TrainState:
+    """All that changes during training; a checkpoint is this, the environments and the log's position."""
+
+    agent: Agent
+    optimizer: Adam
+    obs: np.ndarray  # [N, D] what the next action is chosen on
+    noise_generator: torch.Generator
+    minibatch_generator: torch.Generator
+    global_step: int = 0
+    iteration: int = 0
+
+    @classmethod
+    def create(cls, args: Args, envs: VecEnv) -> "TrainState":
+        obs_dim, num_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
+        agent = Agent(obs_dim, num_actions, args.hidden, torch_generator(args.seed, "init")).to(args.device)
+        return cls(
+            agent=agent,
+            optimizer=Adam(agent.parameters(), eps=1e-5),
+            obs=envs.reset(),
+            noise_generator=torch_generator(args.seed, "noise", args.device),
+            minibatch_generator=torch_generator(args.seed, "minibatch", args.device),
+        )
+
+
+@torch.no_grad()
+def act(agent: Agent, obs: Tensor, noise: Tensor) -> Tensor:
+    """The actions [N] sampled in `obs` [N, D] with `noise` [N, A], uniform in [0, 1)."""
+    return agent.policy(obs).sample(noise)
+
+
+def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> None:
+    """Fills `rollout` [T, N] with the current policy (algorithm 1, "run policy π_old for T timesteps")."""
+    shape = (*rollout.actions.shape, int(envs.single_action_space.n))
+    noise = torch.rand(shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
+    for t in range(args.num_steps):
+        obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, D]
+        action = act(state.agent, obs, noise[t]).cpu().numpy()  # [N]
+        step = envs.step(action)
+        rollout.put_step(t, action, step)
+        state.obs = step.obs
+    state.global_step += args.batch_size
+
+
+# What one minibatch step reports, in this order.
+STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clipfrac",
+         "losses/clipfrac_low", "losses/clipfrac_high", "losses/grad_norm")  # fmt: skip
+
+
+def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: Args) -> dict[str, Tensor | float]:
+    """K epochs over the rollout in shuffled minibatches (algorithm 1, "optimize surrogate L wrt θ")."""
+    agent, device = state.agent, args.device
+    obs, next_obs, actions, rewards, terminated, truncated = rollout.to(device)  # [T, N, ...]
+    done = terminated | truncated
+    with torch.no_grad():
+        values, next_values = agent.value(obs), agent.value(next_obs)  # [T, N]
+        rewards = rewards.to(values.dtype)
+        advantages = gae(rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        old_logprob = agent.policy(obs).log_prob(actions)
+
+    batch = [x.flatten(0, 1) for x in (obs, actions, old_logprob, values, advantages, returns)]  # [T·N, ...]
+    remaining = 1.0 - state.iteration * args.batch_size / args.total_timesteps if args.anneal_lr else 1.0
+    learning_rate = torch.tensor(args.learning_rate * remaining, device=device)
+    coefs = (args.clip_coef, args.clip_value_loss, args.vf_coef, args.ent_coef, args.max_grad_norm)
+    epochs = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(args.batch_size, generator=state.minibatch_generator, device=device)
+        rows = order.view(args.num_minibatches, -1)  # [minibatches, M]
+        # cloned, since a replayed CUDA graph writes into the same memory again
+        stats = [minibatch_step(agent, state.optimizer, batch, index, learning_rate, *coefs).clone() for index in rows]
+        epochs.append(torch.stack(stats).mean(0))
+        if args.target_kl is not None and epochs[-1][STATS.index("losses/approx_kl")] > args.target_kl:
+            break
+    state.iteration += 1
+    return {
+        **dict(zip(STATS, torch.stack(epochs).mean(0), strict=True)),
+        "losses/approx_kl": epochs[-1][STATS.index("losses/approx_kl")],
+        "losses/epochs": float(len(epochs)),
+        "losses/explained_variance": explained_variance(values, returns),
+        "charts/learning_rate": learning_rate,
+    }
+
+
+def minibatch_step(
+    agent: Agent, optimizer: Adam, batch: list[Tensor], index: Tensor, learning_rate: Tensor,
+    clip_coef: float, clip_value_loss: bool, vf_coef: float, ent_coef: float, max_grad_norm: float,
+) -> Tensor:  # fmt: skip
+    """Loss, gradient and one optimizer step on the rows `index` [M]; returns the numbers named by `STATS`."""
+    obs, actions, old_logprob, old_value, advantages, returns = (x[index] for x in batch)  # [M, ...]
+    policy, value = agent.policy(obs), agent.value(obs)
+    logprob = policy.log_prob(actions)  # [M]
+    policy_loss = aggregate(clipped_surrogate(logprob, old_logprob, normalize(advantages), clip_coef, clip_coef))
+    if clip_value_loss:
+        value_loss = aggregate(clipped_value_loss(value, old_value, returns, clip_coef))
+    else:
+        value_loss = aggregate(squared_value_loss(value, returns))
+    entropy = policy.entropy().mean()
+    loss = policy_loss + vf_coef * value_loss - ent_coef * entropy  # equation 9, to be minimised
+
+    grads = torch.autograd.grad(loss, optimizer.parameters)
+    grads, grad_norm = clip_grad_norm(grads, max_grad_norm)
+    optimizer.step(grads, learning_rate)
+
+    with torch.no_grad():
+        ratio = (logprob - old_logprob).exp()
+        low, high = (ratio < 1 - clip_coef).float().mean(), (ratio > 1 + clip_coef).float().mean()
+        kl = k3(old_logprob, logprob).mean()
+        return torch.stack([policy_loss, value_loss, entropy, kl, low + high, low, high, grad_norm]).detach()
+
+
+def check_spaces(envs: VecEnv) -> None:
+    """Raises ValueError unless observations are flat and actions Discrete: the networks of this file need both."""
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if isinstance(action_space, gymnasium.spaces.Box):
+        raise ValueError(
+            f"--env {envs.env_id}: its actions are {action_space}, not Discrete; use algos/ppo_continuous.py"
+        )
+    if not isinstance(action_space, gymnasium.spaces.Discrete) or action_space.start != 0:
+        raise ValueError(f"--env {envs.env_id}: its actions are {action_space}, must be Discrete, counted from 0")
+    if len(obs_space.shape or ()) != 1:
+        raise ValueError(
+            f"--env {envs.env_id}: its observations are {obs_space}, must be a flat vector; flatten them with "
+            "gymnasium.wrappers.FlattenObservation in a registered environment of your own"
+        )
+
+
+def main(args: Args) -> None:
+    with usage_errors():
+        envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads)
+        check_spaces(envs)
+        eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
+
+    def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths of the deterministic policy's episodes: its most likely actions."""
+
+        @torch.no_grad()
+        def most_likely_action(obs: np.ndarray) -> np.ndarray:
+            obs = torch.as_tensor(obs, dtype=torch.float32, device=args.device)
+            return state.agent.policy(obs).mode().cpu().numpy()
+
+        return run_episodes(eval_envs, most_likely_action)
+
+    with Run(args, envs, evaluate) as run:
+        fast_act = compile_function(act, run.compile, args.device)
+        fast_minibatch_step = compile_function(minibatch_step, run.compile, args.device)
+        state = run.resume_or(lambda: TrainState.create(args, envs))
+        shapes = envs.single_observation_space.shape, envs.single_action_space.shape
+        rollout = Rollout.allocate(args.num_steps, args.num_envs, *shapes, action_dtype=torch.int64)
+        while state.global_step < args.total_timesteps:
+            with run.phase("collect"):
+                collect(state, envs, rollout, fast_act, args)  # [T, N]
+            with run.phase("update"):
+                run.metrics(update(state, rollout, fast_minibatch_step, args))
+            run.end_iteration(state)
+        results = run.results(state)
+        save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.description(), **results})
+        run.finish(results)
+
+
+def save_policy(folder: Path, agent: Agent, args: Args, envs: VecEnv, card: dict) -> None:
+    """The policy as a file of its own, without critic and optimizer: `python -m cleanrl_zoo.zoo evaluate <folder>`."""
+    sizes = [*envs.single_observation_space.shape, *args.hidden, int(envs.single_action_space.n)]
+    card["policy"] = {"builder": "mlp", "sizes": sizes, "activation": "tanh", "distribution": "categorical"}
+    zoo.save(folder, policy=zoo.Policy(card["policy"], agent.actor), card=card)
+
+
+if __name__ == "__main__":
+    main(parse_args(Args, PRESETS))

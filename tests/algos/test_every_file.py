@@ -1,0 +1,133 @@
+"""What every file in algos/ promises alike: its command line, its seed, and a run that survives being killed."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import ROOT, assert_same_run, command, environment, load_algorithm, rows_without_clock, run_file
+
+from cleanrl_zoo import zoo
+from cleanrl_zoo.run import parse_args
+
+DEBUG = ("--preset", "debug")
+each_file = pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "algos").glob("*.py")))
+
+
+# The command line
+
+
+@each_file
+def test_help_explains_every_flag(in_tmp, name):
+    done = run_file(name, "--help", cwd=in_tmp)
+    assert done.returncode == 0 and done.stderr == ""
+    for flag in ("--env", "--seed", "--total-timesteps", "--num-envs", "--vec", "--run-dir", "--resume", "--preset"):
+        assert flag in done.stdout
+    assert list(in_tmp.iterdir()) == []
+
+
+@each_file
+def test_debug_preset_is_quick_and_complete(in_tmp, name):
+    started = time.perf_counter()
+    done = run_file(name, *DEBUG, cwd=in_tmp)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - started < 30  # below 5 s on two idle cores; generous, since tests run on busy ones
+    assert "Warning" not in done.stderr and "WARN" not in done.stderr
+    assert [path.name for path in in_tmp.iterdir()] == ["runs"]  # no stray files
+    (run_dir,) = (in_tmp / "runs" / name).glob("*/*")
+    names = {path.name for path in run_dir.iterdir()} - {".lock"}
+    assert names == {"run.json", "metrics.jsonl", "tensorboard", "checkpoints", "policy", "summary.json"}
+    rows, summary = rows_without_clock(run_dir), json.loads((run_dir / "summary.json").read_text())
+    assert summary["finished"] and summary["global_step"] == rows[-1]["global_step"]
+    assert any(tag.startswith("losses/") for tag in rows[0]) and "eval/episodic_return" in rows[-1]
+    assert any("charts/episodic_return" in row for row in rows)
+    # the saved policy is the one that was evaluated: in its deterministic mode it plays the very same episodes
+    returns = summary["final_eval"]["returns"]
+    assert zoo.evaluate(zoo.load(run_dir / "policy"), len(returns), summary["seed"]).tolist() == returns
+
+
+@each_file
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--env", "NoSuchThing-v4"], ["unknown environment 'NoSuchThing-v4'"]),
+        (["--num-envs", "0"], ["--num-envs 0", "at least 1"]),
+        (["--total-timesteps", "-5"], ["--total-timesteps -5", "at least 1"]),
+        (["--seed", "-1"], ["--seed -1", "at least 0"]),
+        (["--seed", "one"], ["--seed", "one"]),
+        (["--gamma", "1.5"], ["--gamma 1.5", "at most 1"]),
+        (["--learning-rate", "nan"], ["--learning-rate nan", "above 0"]),
+        (["--device", "tpu"], ["--device tpu", "cpu, cuda"]),
+        (["--vec", "threads"], ["vec", "threads"]),
+        (["--preset", "nothing"], ["--preset nothing", "debug"]),
+        (["--resume", "nowhere"], ["--resume nowhere", "no run folder"]),
+        (["--run-dir", "/proc/nowhere"], ["--run-dir /proc/nowhere", "cannot be written"]),
+        (["--no-such-flag", "1"], ["no-such-flag"]),
+    ],
+    ids=lambda value: value[0] if value[0].startswith("--") else "",
+)
+def test_bad_input_is_one_line_and_exit_code_2(in_tmp, capsys, name, flags, words):
+    module = load_algorithm(name)
+    with pytest.raises(SystemExit) as stop:
+        module.main(parse_args(module.Args, module.PRESETS, [*(DEBUG if "--preset" not in flags else ()), *flags]))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and "Traceback" not in err
+    assert all(word in err for word in words), err
+    assert list(in_tmp.iterdir()) == []
+
+
+# Seeds
+
+
+@each_file
+def test_same_seed_same_log_and_other_seed_other_log(in_tmp, name):
+    for folder, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        done = run_file(name, *DEBUG, "--seed", seed, "--run-dir", folder, cwd=in_tmp)
+        assert done.returncode == 0, done.stderr
+    assert_same_run(in_tmp / "a", in_tmp / "b")
+    assert rows_without_clock(in_tmp / "a") != rows_without_clock(in_tmp / "c")
+
+
+# Resume
+
+LONG = (*DEBUG, "--total-timesteps", "8192", "--checkpoint-every", "1024", "--eval-every", "2048")
+
+
+@each_file
+def test_five_kills_at_random_moments_change_nothing(in_tmp, name):
+    assert run_file(name, *LONG, "--run-dir", "whole", cwd=in_tmp).returncode == 0
+    seconds = json.loads((in_tmp / "whole/summary.json").read_text())["wall_clock_s"]
+    moments, flags, kills = random.Random(0), [*LONG, "--run-dir", "killed"], 0
+    log = in_tmp / "killed/metrics.jsonl"
+    while not (in_tmp / "killed/summary.json").exists():
+        rows = log.read_bytes().count(b"\n") if log.exists() else 0
+        process = subprocess.Popen(command(name, *flags), cwd=in_tmp, env=environment(), stderr=subprocess.PIPE)
+        while kills < 5 and process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > rows):
+            time.sleep(0.005)  # until it trains beyond the last kill; then a random moment, all of them within the run
+        if kills < 5:
+            time.sleep(moments.uniform(0.0, seconds / 6))
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        err = process.communicate()[1].decode()
+        assert process.returncode in (0, -signal.SIGKILL), err
+        flags = ["--resume", "killed"]
+    assert kills == 5
+    assert_same_run(in_tmp / "whole", in_tmp / "killed")
+
+
+@pytest.mark.slow
+@each_file
+def test_a_compiled_run_resumes_bit_equal_too(in_tmp, name):
+    flags = (*DEBUG, "--compile", "--checkpoint-every", "256", "--run-dir", "whole")
+    assert run_file(name, *flags, cwd=in_tmp).returncode == 0
+    # as if killed after the last checkpoint but one: what came later is not there yet
+    shutil.copytree(in_tmp / "whole", in_tmp / "cut")
+    (in_tmp / "cut/summary.json").unlink()
+    shutil.rmtree(in_tmp / "cut/policy")
+    shutil.rmtree(sorted((in_tmp / "cut/checkpoints").iterdir())[-1])
+    done = run_file(name, "--resume", "cut", cwd=in_tmp)
+    assert done.returncode == 0 and "resumed cut at step" in done.stderr, done.stderr
+    assert_same_run(in_tmp / "whole", in_tmp / "cut")

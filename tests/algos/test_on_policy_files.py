@@ -1,0 +1,49 @@
+"""What every file that collects rollouts [T, N] does alike at the time limit of an episode."""
+
+import pytest
+import torch
+from conftest import args_for, load_algorithm, start
+
+from cleanrl_zoo.core import gae
+
+each_file = pytest.mark.parametrize(
+    "name, env", [("ppo", "probe/Count-v0"), ("ppo_continuous", "probe/CountContinuous-v0")]
+)
+
+
+def collected(name, env, num_steps):
+    """One environment's rollout of the untrained policy, rewards in their own unit."""
+    module = load_algorithm(name)
+    args = args_for(module, env=env, num_envs=1, num_steps=num_steps, num_minibatches=1, gamma=0.9, gae_lambda=1.0)
+    if hasattr(args, "scale_rewards"):
+        args.scale_rewards = False
+    envs, state, rollout = start(module, args)
+    module.collect(state, envs, rollout, module.act, args)
+    return module, args, state, rollout
+
+
+@each_file
+def test_rollout_shows_the_true_successor_at_every_truncation(name, env):
+    """Count observes 0, 1, 2 and is cut at 3: each of 8 rows is a step of +1, rows 2 and 5 are cut, none terminates."""
+    _, _, state, rollout = collected(name, env, 8)
+    assert rollout.obs[:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert torch.equal(rollout.final_obs, rollout.obs + 1)
+    assert rollout.truncated[:, 0].nonzero().flatten().tolist() == [2, 5] and not rollout.terminated.any()
+    assert state.obs[0, 0] == 2 and state.global_step == 8
+
+
+@each_file
+def test_truncation_bootstraps_from_the_last_observation_and_not_from_the_reset(name, env, monkeypatch):
+    """γ = 0.9, λ = 1, r = 1, V(3) = 10 and V(0) = V(1) = V(2) = 0, so that A_2 = 1 + 0.9 · 10 = 10, A_1 = 1 + 0.9 A_2
+    = 10 and A_0 = 10. From the reset's observation, as from a termination, they would be 2.71, 1.9 and 1."""
+    module, args, state, rollout = collected(name, env, 6)
+    state.agent.value = lambda obs: torch.where(obs[..., 0] > 2.5, 10.0, 0.0)
+    advantages = []
+
+    def noted_gae(*arguments):
+        advantages.append(gae(*arguments))
+        return advantages[-1]
+
+    monkeypatch.setattr(module, "gae", noted_gae)
+    module.update(state, rollout, lambda *_: torch.zeros(len(module.STATS)), args)
+    torch.testing.assert_close(advantages[0], torch.full((6, 1), 10.0))
