@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, make_vec, run_episodes
-from cleanrl_zoo.envs.vec import env_seeds
+from cleanrl_zoo.envs.vec import env_seeds, quiet_mujoco
 from cleanrl_zoo.nn.mlp import mlp
 
 DISTRIBUTIONS = ("diag_gaussian", "categorical")
@@ -239,7 +239,8 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
         raise ValueError(f"--out {out}: the folder {out.parent} does not exist")
     writer = _mp4 if out.suffix == ".mp4" else _gif
     os.environ.update(find_renderer(env_id))
-    env = gymnasium.make(env_id, render_mode="rgb_array")
+    with quiet_mujoco():
+        env = gymnasium.make(env_id, render_mode="rgb_array")
     try:
         _check_spaces(policy, env.observation_space, env.action_space)
         fps = env.metadata.get("render_fps", 30)
@@ -287,9 +288,14 @@ def _gif(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
     images[0].save(path, save_all=True, append_images=images[1:], duration=1000 / fps, loop=0)
 
 
-PROBE = (
-    "import sys, gymnasium; e = gymnasium.make(sys.argv[1], render_mode='rgb_array'); e.reset(seed=0); e.render()[0]"
-)
+PROBE = """
+import sys, gymnasium
+from cleanrl_zoo.envs.vec import quiet_mujoco
+with quiet_mujoco():
+    env = gymnasium.make(sys.argv[1], render_mode="rgb_array")
+env.reset(seed=0)
+env.render()[0]
+"""
 
 
 def find_renderer(env_id: str) -> dict[str, str]:
@@ -374,6 +380,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if args.episodes < 1 or args.seed < 0:
             raise ValueError("--episodes must be at least 1 and --seed at least 0")
+        torch.set_num_threads(1)  # as in training: another number rounds differently, and is slower here
         policy = load(find(args.policy))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Gymnasium's word on older task versions
