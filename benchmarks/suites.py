@@ -31,8 +31,8 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         for label, flags in (
             ("num_envs_8", ("--num-envs", "8", "--num-steps", "256")),
             ("num_envs_16", ("--num-envs", "16", "--num-steps", "128")),
-            ("wide_32", ("--num-envs", "32", "--num-steps", "64", "--num-minibatches", "16")),
             ("num_envs_1", ("--num-envs", "1", "--num-steps", "2048")),
+            ("wide_32", ("--num-envs", "32", "--num-steps", "64", "--num-minibatches", "16")),
         )
     ),
     "classic": tuple(Entry("ppo", env, (1, 2, 3, 4, 5), 500_000) for env in ("CartPole-v1", "Acrobot-v1")),
