@@ -4,7 +4,7 @@ Schulman, Wolski, Dhariwal, Radford & Klimov (2017), "Proximal Policy Optimizati
 
     r(θ)   = π_θ(a|s) / π_old(a|s)                                                        section 3
     L_clip = E[ min( r A, clip(r, 1−ε, 1+ε) A ) ]                                         equation 7
-    L      = −L_clip + c₁ · ½ (V(s) − R)² − c₂ · H[π(·|s)]                                 equation 9
+    L      = −L_clip + c₁ (V(s) − R)² − c₂ H[π(·|s)]                                      equation 9, to be minimised
     A_t    = δ_t + γλ A_{t+1},   δ_t = r_t + γ V(s_{t+1}) − V(s_t)                         equations 11, 12
 
 Deviations from the paper, each with its reason:
@@ -15,8 +15,9 @@ Deviations from the paper, each with its reason:
  3. Orthogonal initialisation, √2 in hidden layers, 0.01 for the logits, so that the policy begins nearly uniform.
  4. Adam's ε is 1e-5 and its learning rate falls linearly to zero.
  5. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
- 6. The value loss is clipped: ½ max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²), ε in the unit of the return. The
-    published results for these tasks were made with it; `--no-clip-value-loss` is equation 9 as printed.
+ 6. The squared value error is halved (equation 9 has no ½) and clipped: ½ max((V − R)², (V_old + clip(V − V_old, ±ε)
+    − R)²), ε in the unit of the return. The published results for these tasks were made with it;
+    `--no-clip-value-loss` leaves only the ½.
 
 Run:    python algos/ppo.py --env CartPole-v1
 """
@@ -144,6 +145,10 @@ class TrainState:
             minibatch_generator=torch_generator(args.seed, "minibatch", args.device),
         )
 
+    def cut(self, obs: np.ndarray) -> None:
+        """Goes on in `obs` [N, D] after all episodes were dropped, as an engine does that cannot save its state."""
+        self.obs = obs
+
 
 @torch.no_grad()
 def act(agent: Agent, obs: Tensor, noise: Tensor) -> Tensor:
@@ -172,16 +177,16 @@ STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/ap
 def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: Args) -> dict[str, Tensor | float]:
     """K epochs over the rollout in shuffled minibatches (algorithm 1, "optimize surrogate L wrt θ")."""
     agent, device = state.agent, args.device
-    obs, next_obs, actions, rewards, terminated, truncated = rollout.to(device)  # [T, N, ...]
-    done = terminated | truncated
+    rollout = rollout.to(device)
+    obs, rewards, terminated, done = rollout.obs, rollout.rewards, rollout.terminated, rollout.done  # [T, N, ...]
     with torch.no_grad():
-        values, next_values = agent.value(obs), agent.value(next_obs)  # [T, N]
+        values, next_values = agent.value(obs), agent.value(rollout.final_obs)  # [T, N]
         rewards = rewards.to(values.dtype)
         advantages = gae(rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + values
-        old_logprob = agent.policy(obs).log_prob(actions)
+        old_logprob = agent.policy(obs).log_prob(rollout.actions)
 
-    batch = [x.flatten(0, 1) for x in (obs, actions, old_logprob, values, advantages, returns)]  # [T·N, ...]
+    batch = [x.flatten(0, 1) for x in (obs, rollout.actions, old_logprob, values, advantages, returns)]  # [T·N, ...]
     remaining = 1.0 - state.iteration * args.batch_size / args.total_timesteps if args.anneal_lr else 1.0
     learning_rate = torch.tensor(args.learning_rate * remaining, device=device)
     coefs = (args.clip_coef, args.clip_value_loss, args.vf_coef, args.ent_coef, args.max_grad_norm)
@@ -272,11 +277,12 @@ def main(args: Args) -> None:
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
                 collect(state, envs, rollout, fast_act, args)  # [T, N]
+            run.check_finite(rewards=rollout.rewards, observations=rollout.final_obs)
             with run.phase("update"):
                 run.metrics(update(state, rollout, fast_minibatch_step, args))
             run.end_iteration(state)
         results = run.results(state)
-        save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.description(), **results})
+        save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.recorded, **results})
         run.finish(results)
 
 

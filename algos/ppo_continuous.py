@@ -4,20 +4,21 @@ Schulman, Wolski, Dhariwal, Radford & Klimov (2017), "Proximal Policy Optimizati
 
     r(θ)   = π_θ(a|s) / π_old(a|s)                                                        section 3
     L_clip = E[ min( r A, clip(r, 1−ε, 1+ε) A ) ]                                         equation 7
-    L      = −L_clip + c₁ · ½ (V(s) − R)² − c₂ · H[π(·|s)]                                 equation 9
+    L      = −L_clip + c₁ (V(s) − R)² − c₂ H[π(·|s)]                                      equation 9, to be minimised
     A_t    = δ_t + γλ A_{t+1},   δ_t = r_t + γ V(s_{t+1}) − V(s_t)                         equations 11, 12
 
 Deviations from the paper, each with its reason:
 
- 1. Observations are divided by running scales (clipped to ±10) and rewards by the running standard deviation of the
-    discounted return: the tasks' units differ by orders of magnitude. Both are saved with the run.
+ 1. Observations are centred and divided by running scales, rewards divided by the running standard deviation of the
+    discounted return, both clipped to ±10: the tasks' units differ by orders of magnitude. Saved with the run.
  2. The observation scales are frozen while a rollout is collected and trained on, and updated after it, so that the
-    ratio of the first minibatch is exactly 1.
+    ratio of the first minibatch is 1 (up to rounding).
  3. Advantages are whitened per minibatch; the gradient is clipped to a norm of 0.5: less sensitive to the reward scale.
  4. Orthogonal initialisation, √2 in hidden layers, 0.01 for the mean of the policy, so that it begins near its noise.
  5. Adam's ε is 1e-5 and its learning rate falls linearly to zero.
  6. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
- 7. The value loss is not clipped: it did not help in Andrychowicz et al. (2021), "What Matters In On-Policy RL".
+ 7. The squared value error is halved (equation 9 has no ½) and not clipped, which did not help in Andrychowicz et al.
+    (2021), "What Matters In On-Policy RL".
 
 Run:    python algos/ppo_continuous.py --env Hopper-v4
 """
@@ -94,10 +95,8 @@ class Args(EnvArgs):
 
 PRESETS = {
     "cleanrl": {"num_envs": 1, "num_steps": 2048},
-    "debug": {
-        "total_timesteps": 1024, "num_envs": 2, "num_steps": 128, "num_minibatches": 4, "update_epochs": 2,
-        "compile": False, "eval_episodes": 2, "checkpoint_every": 512, "env_threads": 1, "log_every": 256,
-    },
+    "debug": {"total_timesteps": 1024, "num_envs": 2, "num_steps": 128, "num_minibatches": 4, "update_epochs": 2,
+              "compile": False, "eval_episodes": 2, "checkpoint_every": 512, "env_threads": 1, "log_every": 256},
 }  # fmt: skip
 
 
@@ -139,16 +138,21 @@ class TrainState:
     @classmethod
     def create(cls, args: Args, envs: VecEnv) -> "TrainState":
         obs_dim, space = envs.single_observation_space.shape[0], envs.single_action_space
-        low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+        low, high = (torch.as_tensor(bound, dtype=torch.float32) for bound in (space.low, space.high))
         agent = Agent(obs_dim, low, high, args.hidden, torch_generator(args.seed, "init")).to(args.device)
         return cls(
             agent=agent,
             optimizer=Adam(agent.parameters(), eps=1e-5),
-            reward_scaler=RewardScaler(args.num_envs, args.gamma).to(args.device),
+            reward_scaler=RewardScaler(args.num_envs, args.gamma),
             obs=envs.reset(),
             noise_generator=torch_generator(args.seed, "noise", args.device),
             minibatch_generator=torch_generator(args.seed, "minibatch", args.device),
         )
+
+    def cut(self, obs: np.ndarray) -> None:
+        """Goes on in `obs` [N, D] after all episodes were dropped, as an engine does that cannot save its state."""
+        self.obs = obs
+        self.reward_scaler.running_return.zero_()
 
 
 @torch.no_grad()
@@ -178,21 +182,21 @@ STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/ap
 def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: Args) -> dict[str, Tensor | float]:
     """K epochs over the rollout in shuffled minibatches (algorithm 1, "optimize surrogate L wrt θ")."""
     agent, device = state.agent, args.device
-    raw_obs, raw_next_obs, actions, raw_rewards, terminated, truncated = rollout.to(device)  # [T, N, ...]
-    done = terminated | truncated
+    rewards = state.reward_scaler(rollout.rewards, rollout.done) if args.scale_rewards else rollout.rewards  # [T, N]
+    rollout = rollout.to(device)
+    terminated, done = rollout.terminated, rollout.done
     with torch.no_grad():
-        obs = agent.obs_norm(raw_obs)  # [T, N, D]
-        values, next_values = agent.value(obs), agent.value(agent.obs_norm(raw_next_obs))  # [T, N]
-        rewards = (state.reward_scaler(raw_rewards, done) if args.scale_rewards else raw_rewards).to(values.dtype)
-        advantages = gae(rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+        obs = agent.obs_norm(rollout.obs)  # [T, N, D]
+        values, next_values = agent.value(obs), agent.value(agent.obs_norm(rollout.final_obs))  # [T, N]
+        rewards = rewards.to(device, values.dtype)
+        advantages = gae(rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)  # [T, N]
         returns = advantages + values
-        old_logprob = agent.policy(obs).log_prob(actions)
+        old_logprob = agent.policy(obs).log_prob(rollout.actions)
 
-    batch = [x.flatten(0, 1) for x in (obs, actions, old_logprob, advantages, returns)]  # [T·N, ...]
+    batch = [x.flatten(0, 1) for x in (obs, rollout.actions, old_logprob, advantages, returns)]  # [T·N, ...]
     remaining = 1.0 - state.iteration * args.batch_size / args.total_timesteps if args.anneal_lr else 1.0
     learning_rate = torch.tensor(args.learning_rate * remaining, device=device)
-    coefs = (args.clip_coef, args.vf_coef, args.ent_coef, args.max_grad_norm)
-    epochs = []
+    coefs, epochs = (args.clip_coef, args.vf_coef, args.ent_coef, args.max_grad_norm), []
     for _ in range(args.update_epochs):
         order = torch.randperm(args.batch_size, generator=state.minibatch_generator, device=device)
         rows = order.view(args.num_minibatches, -1)  # [minibatches, M]
@@ -201,7 +205,7 @@ def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: 
         epochs.append(torch.stack(stats).mean(0))
         if args.target_kl is not None and epochs[-1][STATS.index("losses/approx_kl")] > args.target_kl:
             break
-    agent.obs_norm.update(raw_obs.flatten(0, 1))  # only now: the old log-probs belong to the scales of the rollout
+    agent.obs_norm.update(rollout.obs)  # only now: the old log-probs belong to the scales of the rollout
     state.iteration += 1
     return {
         **dict(zip(STATS, torch.stack(epochs).mean(0), strict=True)),
@@ -240,12 +244,13 @@ def minibatch_step(
 def check_spaces(envs: VecEnv) -> None:
     """Raises ValueError unless observations are flat and actions a Box: the networks of this file need both."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    if not isinstance(action_space, gymnasium.spaces.Box):
-        raise ValueError(f"--env {envs.env_id}: its actions are {action_space}, not a Box; use algos/ppo.py")
-    if len(obs_space.shape or ()) != 1 or len(action_space.shape) != 1:
-        raise ValueError(
-            f"--env {envs.env_id}: observations {obs_space} and actions {action_space} must be flat vectors"
-        )
+    given = f"--env {envs.env_id}: observations {obs_space}, actions {action_space}"
+    if isinstance(action_space, gymnasium.spaces.Discrete):
+        raise ValueError(f"{given}: this file needs a Box of actions; use algos/ppo.py")
+    if not isinstance(action_space, gymnasium.spaces.Box) or not np.issubdtype(action_space.dtype, np.floating):
+        raise ValueError(f"{given}: this file needs a Box of floating numbers as actions")
+    if not len(obs_space.shape or ()) == len(action_space.shape) == 1:
+        raise ValueError(f"{given}: both must be flat vectors")
 
 
 def main(args: Args) -> None:
@@ -255,12 +260,13 @@ def main(args: Args) -> None:
         eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of the deterministic policy's episodes: without noise its action is the mean."""
-        no_noise = torch.zeros(args.eval_episodes, *eval_envs.single_action_space.shape, device=args.device)
+        """Returns and lengths of the deterministic policy's episodes: its mean actions."""
+        agent = state.agent
 
+        @torch.no_grad()
         def mean_action(obs: np.ndarray) -> np.ndarray:
-            obs = torch.as_tensor(obs, dtype=torch.float32, device=args.device)
-            return act(state.agent, obs, no_noise)[1].cpu().numpy()
+            policy = agent.policy(agent.obs_norm(torch.as_tensor(obs, dtype=torch.float32, device=args.device)))
+            return policy.mode().clamp(agent.low, agent.high).cpu().numpy()
 
         return run_episodes(eval_envs, mean_action)
 
@@ -268,28 +274,25 @@ def main(args: Args) -> None:
         fast_act = compile_function(act, run.compile, args.device)
         fast_minibatch_step = compile_function(minibatch_step, run.compile, args.device)
         state = run.resume_or(lambda: TrainState.create(args, envs))
-        shapes = envs.single_observation_space.shape, envs.single_action_space.shape
-        rollout = Rollout.allocate(args.num_steps, args.num_envs, *shapes)
+        rollout = Rollout.allocate(args.num_steps, args.num_envs, state.obs.shape[1:], state.agent.low.shape)
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
                 collect(state, envs, rollout, fast_act, args)  # [T, N]
-            run.check_finite(actions=rollout.actions)
+            run.check_finite(actions=rollout.actions, rewards=rollout.rewards, observations=rollout.final_obs)
             with run.phase("update"):
                 run.metrics(update(state, rollout, fast_minibatch_step, args))
             run.end_iteration(state)
         results = run.results(state)
-        save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.description(), **results})
+        save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.recorded, **results})
         run.finish(results)
 
 
 def save_policy(folder: Path, agent: Agent, args: Args, envs: VecEnv, card: dict) -> None:
     """The policy as a file of its own, without critic and optimizer: `python -m cleanrl_zoo.zoo evaluate <folder>`."""
-    space = envs.single_action_space
-    card["policy"] = {
-        "builder": "mlp", "sizes": [*envs.single_observation_space.shape, *args.hidden, *space.shape],
-        "activation": "tanh", "distribution": "diag_gaussian",
-        "action_low": space.low.tolist(), "action_high": space.high.tolist(),
-    }  # fmt: skip
+    low, high = (torch.nan_to_num(bound).tolist() for bound in (agent.low, agent.high))  # JSON knows no infinity
+    sizes = [*envs.single_observation_space.shape, *args.hidden, len(low)]
+    card["policy"] = {"builder": "mlp", "sizes": sizes, "activation": "tanh", "distribution": "diag_gaussian",
+                      "action_low": low, "action_high": high}  # fmt: skip
     zoo.save(folder, policy=zoo.Policy(card["policy"], agent.actor, agent.log_std, agent.obs_norm), card=card)
 
 

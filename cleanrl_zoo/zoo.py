@@ -158,7 +158,7 @@ def _rebuild(card: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Po
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """A name beside `path` that becomes `path` on success and is removed on failure."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    temporary = path.with_name(f".writing-{path.name}")
     try:
         yield temporary
         os.replace(temporary, path)

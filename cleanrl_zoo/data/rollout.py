@@ -60,7 +60,12 @@ class Rollout:
         rows["terminated"][t] = step.terminated
         rows["truncated"][t] = step.truncated
 
-    def to(self, device: str | torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """(obs, final_obs, actions, rewards, terminated, truncated) on `device`; on the CPU without a copy."""
-        fields = (self.obs, self.final_obs, self.actions, self.rewards, self.terminated, self.truncated)
-        return tuple(tensor.to(device) for tensor in fields)
+    @property
+    def done(self) -> Tensor:
+        """terminated or truncated, bool [T, N]."""
+        return self.terminated | self.truncated
+
+    def to(self, device: str | torch.device) -> "Rollout":
+        """The same transitions on `device`, not to be written to; on the CPU the store's own memory."""
+        names = ("obs", "final_obs", "actions", "rewards", "terminated", "truncated")
+        return Rollout(**{name: getattr(self, name).to(device) for name in names}, numpy={})

@@ -7,22 +7,27 @@ import numpy as np
 from cleanrl_zoo.envs.vec import VecEnv
 
 
-def run_episodes(envs: VecEnv, act: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def run_episodes(
+    envs: VecEnv, act: Callable[[np.ndarray], np.ndarray], max_steps: int = 100_000
+) -> tuple[np.ndarray, np.ndarray]:
     """Resets `envs` and plays one episode in each: raw returns float64 [N] and lengths int64 [N].
 
     act: obs [N, ...] -> actions [N, ...]. Counting each environment's first episode, whichever ends first, does not
     favour short ones. Environments that are done early are stepped on until the last is done. The environments'
-    seeds decide the episodes, so calls repeat for a deterministic `act`.
+    seeds decide the episodes, so calls repeat for a deterministic `act`. An episode that has not ended after
+    `max_steps` (an environment without a time limit) counts with what it has earned by then.
     """
     obs = envs.reset()
     returns = np.zeros(envs.num_envs)
     lengths = np.zeros(envs.num_envs, np.int64)
     running = np.ones(envs.num_envs, bool)
-    while running.any():
+    for steps in range(1, max_steps + 1):
         step = envs.step(act(obs))
         obs = step.obs
-        ended = running & (step.terminated | step.truncated)
+        ended = running & (step.terminated | step.truncated | (steps == max_steps))
         returns[ended] = step.episode_return[ended]
         lengths[ended] = step.episode_length[ended]
         running &= ~ended
+        if not running.any():
+            break
     return returns, lengths

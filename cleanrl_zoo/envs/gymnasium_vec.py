@@ -53,16 +53,18 @@ class GymnasiumVec:
         self._elapsed = np.zeros(num_envs, np.int64)  # [N]
         self._return = np.zeros(num_envs)  # [N]
         self._episodes: list[tuple[float, int]] = []  # ended and not yet popped
+        self._cut_at: int | None = None  # the step of the last cut
 
     def reset(self) -> np.ndarray:
         """Starts a new episode everywhere, from the seeds of (seed, stream, env). Returns obs [N, ...]."""
         seed_action_space(self.single_action_space, self._seed, self._stream)
-        self._episodes = []
+        self._episodes, self._cut_at = [], None
         return self._restart(env_seeds(self._seed, self._stream, self.num_envs))
 
     def cut(self, global_step: int) -> np.ndarray:
         """Drops the episodes under way and starts new ones from (seed, stream, env, global_step). Returns obs."""
         self.cut_episodes += int((self._elapsed > 0).sum())
+        self._cut_at = global_step
         return self._restart(env_seeds(self._seed, self._stream, self.num_envs, global_step))
 
     def _restart(self, seeds: list[int]) -> np.ndarray:
@@ -94,12 +96,13 @@ class GymnasiumVec:
         return episodes
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps depend on, if `exact_state`; otherwise the counters only."""
+        """Everything that later steps depend on, if `exact_state`; otherwise the step of the last cut."""
         state: dict[str, Any] = {
             "elapsed": self._elapsed.copy(),
             "return": self._return.copy(),
             "episodes": [list(episode) for episode in self._episodes],
             "cut_episodes": self.cut_episodes,
+            "cut_at": self._cut_at,
             "action_space_rng": self.single_action_space.np_random.bit_generator.state,
         }
         if self.exact_state:
@@ -114,9 +117,12 @@ class GymnasiumVec:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state_dict()`, bit for bit if `exact_state`; otherwise call `cut` next."""
+        """Continues from `state_dict()`, bit for bit if `exact_state`; otherwise from the last cut, where it is meant
+        to be called: the episodes that began there begin anew."""
         check_state(state, self.num_envs)
-        self._vec.reset(seed=0)  # makes the generators and satisfies OrderEnforcing
+        self._cut_at = state["cut_at"]
+        # also where the state follows below: it makes the generators and satisfies OrderEnforcing
+        self._restart(env_seeds(self._seed, self._stream, self.num_envs, self._cut_at))
         self._elapsed[:] = state["elapsed"]
         self._return[:] = state["return"]
         self._episodes = [tuple(episode) for episode in state["episodes"]]

@@ -89,7 +89,3 @@ class RewardScaler(nn.Module):
         self.var.copy_(var[-1:])
         self.count.copy_(count[-1:])
         return scaled.reshape(rewards.shape).to(rewards.dtype)
-
-    def scale(self, rewards: Tensor) -> Tensor:
-        """Scales rewards of any shape by the present deviation without learning from them."""
-        return (rewards / torch.sqrt(self.var + self.eps)).clamp(-self.clip, self.clip).to(rewards.dtype)

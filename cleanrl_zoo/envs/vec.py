@@ -165,13 +165,14 @@ def make_vec(
 
     try:
         return GymnasiumVec(env_id, num_envs, seed, stream, env_kwargs)
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
-        if isinstance(error, TypeError) and not env_kwargs:  # not a wrong keyword: a fault of the environment's own
+    except Exception as error:  # whatever a registered environment does while it is made
+        if str(error).startswith(env_id):  # said by GymnasiumVec itself
             raise
         box2d = env_id in gymnasium.registry and "box2d" in str(gymnasium.registry[env_id].entry_point)
         if box2d and isinstance(error, (gymnasium.error.DependencyNotInstalled, ImportError)):
             raise ValueError(f"{env_id} needs a package that is not installed: pip install '.[box2d]'") from error
-        raise ValueError(f"{env_id} cannot be made: {str(error).splitlines()[0]}") from error
+        kind = "" if isinstance(error, (gymnasium.error.Error, ImportError)) else f"{type(error).__name__}: "
+        raise ValueError(f"{env_id} cannot be made: {kind}{str(error).strip().partition(chr(10))[0]}") from error
 
 
 def _check_registered(env_id: str) -> None:

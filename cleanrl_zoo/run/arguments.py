@@ -2,15 +2,22 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import math
 import os
+import re
 import sys
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
+
+import torch
+
+from cleanrl_zoo.run.seeding import seed_everything
 
 ArgsT = TypeVar("ArgsT", bound="RunArgs")
 
@@ -48,8 +55,15 @@ class RunArgs:
         """Raises ValueError with one line that names the flag, the value and what would be right."""
         check(self, "seed", "eval_every", "checkpoint_every", at_least=0)
         check(self, "threads", "log_every", "eval_episodes", at_least=1)
-        if self.device != "cpu" and not self.device.startswith("cuda"):
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"--device {self.device}: allowed are cpu, cuda and cuda:K")
+        devices = torch.cuda.device_count() if self.device != "cpu" else 0
+        if self.device != "cpu" and int(self.device.partition(":")[2] or 0) >= devices:
+            raise ValueError(f"--device {self.device}: this machine has {devices} CUDA devices; allowed here is cpu")
+        if self.track and importlib.util.find_spec("wandb") is None:
+            raise ValueError("--track: wandb is not installed; install it with pip install '.[track]'")
+        if self.run_dir is not None and self.resume is None:
+            check_unused(Path(self.run_dir))
 
 
 @dataclass
@@ -63,9 +77,9 @@ class EnvArgs(RunArgs):
     vec: Literal["auto", "gymnasium", "mujoco"] = "auto"
     """engine: Gymnasium's vector environment, MuJoCo as a batch, or the faster one that has the task"""
     env_threads: int = 0
-    """threads that step MuJoCo; 0: one per core, two at most"""
+    """threads that step MuJoCo; 0: one per core"""
     total_timesteps: int = 1_000_000
-    """environment steps of the whole run, all environments together"""
+    """environment steps of the whole run, all environments together; the last iteration may go beyond"""
 
     def check(self) -> None:
         """As `RunArgs.check`."""
@@ -82,15 +96,35 @@ def flag(name: str) -> str:
 def check(
     args: Any, *names: str, at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf
 ) -> None:
-    """Raises ValueError for the first named field outside the bounds; of a tuple every entry counts, None passes."""
+    """Raises ValueError for the first named field outside the bounds.
+
+    Of a tuple, which must not be empty, every entry counts; None passes.
+    """
     for name in names:
         value = getattr(args, name)
         entries = value if isinstance(value, tuple) else (value,)
-        if all(entry is None or (entry >= at_least and entry > above and entry <= at_most) for entry in entries):
+        if entries and all(
+            entry is None or (entry >= at_least and entry > above and entry <= at_most) for entry in entries
+        ):
             continue
         bounds = [("at least", at_least), ("above", above), ("at most", at_most)]
         allowed = " and ".join(f"{words} {bound}" for words, bound in bounds if math.isfinite(bound))
-        raise ValueError(f"{flag(name)} {' '.join(map(str, entries))}: must be {allowed or 'a number'}")
+        given = " ".join(map(str, entries)) or "without a value"
+        raise ValueError(f"{flag(name)} {given}: must be {allowed or 'a number'}")
+
+
+def check_unused(folder: Path) -> None:
+    """Raises ValueError when a new run cannot have `folder`: it is a file, cannot be read, or holds something."""
+    try:
+        taken = [path.name for path in folder.iterdir()] if folder.exists() else []
+    except NotADirectoryError:
+        raise ValueError(f"--run-dir {folder}: is a file; give a folder that is new or empty") from None
+    except OSError as error:
+        raise ValueError(f"--run-dir {folder}: cannot be written ({error.strerror}); give a folder that can") from None
+    # what a run leaves that was killed before it had written its first file does not count
+    if any(not name.startswith((".lock", ".writing-")) for name in taken):
+        advice = f"go on with it by --resume {folder} or give another"
+        raise ValueError(f"--run-dir {folder}: exists and is not empty; {advice}")
 
 
 def exit_with(message: str) -> NoReturn:
@@ -113,6 +147,8 @@ def parse_args(cls: type[ArgsT], presets: dict[str, dict[str, Any]], argv: list[
 
     `--preset NAME` replaces the defaults before the other flags are read. `--resume FOLDER` reads the stored flags of a
     run and ignores all others, with a note on each that differs. Errors are one line and exit code 2.
+
+    Seeds the global generators too, since an environment may draw from them while it is made.
     """
     import tyro  # imported here so that the module stays light for tests and tools
 
@@ -131,19 +167,21 @@ def parse_args(cls: type[ArgsT], presets: dict[str, dict[str, Any]], argv: list[
         exit_with(f"{_first_sentence(errors.getvalue())} (see --help)")
     with usage_errors():
         if args.resume is not None:
-            args = _stored_args(cls, args, default)
+            args = _stored_args(cls, args, argv)
         args.check()
-        return args
+    seed_everything(args.seed)
+    return args
 
 
 def _option(argv: list[str], name: str) -> str | None:
-    """The value of `--name VALUE` or `--name=VALUE` in `argv`."""
+    """The value of the last `--name VALUE` or `--name=VALUE` in `argv`."""
+    value = None
     for index, word in enumerate(argv):
         if word == flag(name) and index + 1 < len(argv):
-            return argv[index + 1]
-        if word.startswith(flag(name) + "="):
-            return word.split("=", 1)[1]
-    return None
+            value = argv[index + 1]
+        elif word.startswith(flag(name) + "="):
+            value = word.split("=", 1)[1]
+    return value
 
 
 def _first_sentence(box: str) -> str:
@@ -164,28 +202,48 @@ def run_folder(resume: str) -> Path:
     return path.parent.parent if path.parent.name == "checkpoints" else path
 
 
-def _stored_args(cls: type[ArgsT], typed: ArgsT, default: ArgsT) -> ArgsT:
+def read_run(folder: Path) -> dict[str, Any]:
+    """The content of run.json: flags and provenance of the run in `folder`. ValueError when there is none."""
+    try:
+        content = json.loads((folder / "run.json").read_text())
+        if isinstance(content["args"], dict) and isinstance(content["algorithm"], str):
+            return content
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"--resume {folder}: no run folder (it has no readable run.json)")
+
+
+def _stored_args(cls: type[ArgsT], typed: ArgsT, argv: list[str]) -> ArgsT:
     """The flags stored in the run folder that `typed.resume` names.
 
     Raises:
-        ValueError: when the folder is not a run of this file.
+        ValueError: when the folder is not a run of this file, or its flags are not what this version can have written.
     """
     folder = run_folder(typed.resume)
-    try:
-        content = json.loads((folder / "run.json").read_text())
-        stored, algorithm = content["args"], content["algorithm"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"--resume {typed.resume}: no run folder (it has no readable run.json)") from None
-    script = Path(sys.modules[cls.__module__].__file__ or "").stem
-    if algorithm != script:
-        raise ValueError(f"--resume {typed.resume}: a run of {algorithm}.py, not of {script}.py")
-    names = {field.name for field in dataclasses.fields(cls)}
-    if set(stored) != names - {"resume", "run_dir"}:
-        odd = ", ".join(sorted(set(stored) ^ (names - {"resume", "run_dir"})))
-        raise ValueError(f"--resume {typed.resume}: its flags are not those of this version ({odd})")
+    content = read_run(folder)
     # JSON knows no tuples
-    stored = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
-    for name, value in stored.items():
-        if getattr(typed, name) not in (value, getattr(default, name)):
-            print(f"note: {flag(name)} {getattr(typed, name)} ignored: the run goes on with {value}", file=sys.stderr)
-    return cls(**stored, resume=typed.resume, run_dir=os.fspath(folder))
+    stored = {name: tuple(v) if isinstance(v, list) else v for name, v in content["args"].items()}
+    script = Path(sys.modules[cls.__module__].__file__ or "").stem
+    if content["algorithm"] != script:
+        raise ValueError(f"--resume {typed.resume}: a run of {content['algorithm']}.py, not of {script}.py")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in ("resume", "run_dir")}
+    odd = set(stored) ^ set(fields)
+    odd |= {name for name in set(stored) - odd if not _alike(stored[name], fields[name])}
+    if odd:
+        names = ", ".join(sorted(odd))
+        raise ValueError(f"--resume {typed.resume}: run.json was edited or is of another version ({names})")
+    args = cls(**stored, resume=typed.resume, run_dir=os.fspath(folder))
+    given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    for name in sorted({name.removeprefix("no_") for name in given} & {*stored, "run_dir"}):
+        if getattr(typed, name) != getattr(args, name):
+            kept = getattr(args, name)
+            print(f"note: {flag(name)} {getattr(typed, name)} ignored: the run goes on with {kept}", file=sys.stderr)
+    return args
+
+
+def _alike(value: Any, field: dataclasses.Field) -> bool:
+    """Whether `value` can be what this flag was: of its default's type, a whole number for a float, None if allowed."""
+    optional = type(None) in typing.get_args(field.type)
+    if value is None or field.default is None:
+        return optional and isinstance(value, str | int | float | None)
+    return type(value) is type(field.default) or (isinstance(field.default, float) and type(value) is int)

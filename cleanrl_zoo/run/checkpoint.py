@@ -90,9 +90,13 @@ def save_checkpoint(folder: Path, tree: Any, keep: int = 2) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    if folder.exists():  # a damaged one, or the same step reached again after resuming from an earlier boundary
-        shutil.rmtree(folder)
+    replaced = folder.with_name(f".old-{folder.name}")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():  # the same step, reached again
+        folder.rename(replaced)
     temporary.rename(folder)
+    _flush_folder(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     for old in list_checkpoints(folder.parent)[:-keep]:
         shutil.rmtree(old)
 
@@ -122,6 +126,16 @@ def load_checkpoint(folder: Path) -> Any:
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first."""
     return sorted(folder.glob("step_*"))
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes a rename in `folder` survive a power cut, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_json(path: Path, content: Any) -> None:

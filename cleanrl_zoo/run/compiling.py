@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 def compiler_missing(device: str) -> str | None:
     """Why `--compile` cannot work on this machine, in a few words, or None."""
-    if device == "cpu" and not any(map(shutil.which, (os.environ.get("CXX") or "g++", "clang++", "c++"))):
-        return "no C++ compiler was found"
-    return None
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # torch's own choice
+    return f"the C++ compiler {compiler} was not found" if device == "cpu" and not shutil.which(compiler) else None
 
 
 def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> Callable:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import time
 from pathlib import Path
@@ -47,20 +48,27 @@ class MetricLog:
     """
 
     def __init__(self, run_dir: Path, offset: int = 0, wandb_run: Any = None) -> None:
+        """Opens the log of `run_dir` and cuts it to its first `offset` bytes.
+
+        Raises:
+            ValueError: when the file is not what was written up to there; it is then left as it is.
+        """
         # Imported here: half a second that a command line error or --help should not cost.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
-        self._file = open(run_dir / "metrics.jsonl", "ab")  # noqa: SIM115 - closed by close()
+        path = run_dir / "metrics.jsonl"
+        rows = _read_rows(path, offset)
+        self._file = open(path, "ab")  # closed by close()
         self._file.truncate(offset)
         self._file.seek(offset)
         shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
         self._tensorboard = EventFileWriter(str(run_dir / "tensorboard"))
         self._wandb = wandb_run
-        for line in (run_dir / "metrics.jsonl").read_text().splitlines():
-            self._to_tensorboard(json.loads(line))
+        for row in rows:
+            self._to_tensorboard(row)
 
     def write(self, global_step: int, values: dict[str, float]) -> None:
         """Writes one row.
@@ -73,6 +81,7 @@ class MetricLog:
                 raise KeyError(f"metric {tag!r} is not defined in run/metrics.py")
         row = {"global_step": global_step, **{tag: value for tag, value in values.items() if not math.isnan(value)}}
         self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
         self._to_tensorboard(row)
         if self._wandb is not None:
             self._wandb.log(row, step=global_step)
@@ -85,8 +94,9 @@ class MetricLog:
         self._tensorboard.add_event(event)
 
     def flush(self) -> int:
-        """Flushes the JSONL and gives its length in bytes."""
+        """Puts the JSONL on the disk and gives its length in bytes."""
         self._file.flush()
+        os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
@@ -95,3 +105,14 @@ class MetricLog:
         self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _read_rows(path: Path, offset: int) -> list[dict[str, float]]:
+    """The rows in the first `offset` bytes; ValueError (one line) when they do not end there."""
+    try:
+        head = path.read_bytes()[:offset] if offset else b""
+        if len(head) == offset and head.endswith(b"\n" if offset else b""):
+            return [json.loads(line) for line in head.splitlines()]
+    except (OSError, ValueError):
+        pass
+    raise ValueError(f"{path} was removed, cut or edited: the checkpoint was written at its byte {offset}")

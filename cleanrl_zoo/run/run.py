@@ -2,21 +2,26 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import shlex
+import shutil
+import signal
 import sys
+import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cleanrl_zoo.run.arguments import EnvArgs, exit_with, flag, run_folder
+from cleanrl_zoo.run.arguments import EnvArgs, check_unused, exit_with, flag, read_run, run_folder
 from cleanrl_zoo.run.checkpoint import (
     DamagedCheckpoint,
     capture,
@@ -49,15 +54,14 @@ class Run:
         evaluate: `evaluate(state) -> (returns [episodes], lengths [episodes])` of the deterministic policy, on
             environments and generators of its own.
 
-    Raises (in set-up, as one line with exit code 2): a run folder that exists, is used by another process or cannot be
-    written, a missing extra, a device that is not there, a damaged checkpoint.
+    Set-up ends with one line and exit code 2 on a run folder that is taken, in use or cannot be written, and on a
+    checkpoint that is damaged or of another version. `recorded` is the content of run.json.
     """
 
     def __init__(self, args: EnvArgs, envs: Any, evaluate: Evaluate) -> None:
         self.args, self.envs, self.evaluate = args, envs, evaluate
         self.algorithm = Path(sys.modules[type(args).__module__].__file__ or "run").stem
         self.compile = resolve_compile(args.compile, args.device)
-        self._check_device()
         self._check_boundaries()
         torch.set_num_threads(args.threads)
         if args.device.startswith("cuda"):  # resuming is bit-equal only with deterministic kernels
@@ -67,7 +71,7 @@ class Run:
 
         self.returns: deque[float] = deque(maxlen=100)  # of the last training episodes
         self.eval_curve: list[list[float]] = []
-        self.final_returns: list[float] = []
+        self.eval_returns: list[float] = []  # of the last evaluation
         self.global_step = 0
         self.seconds_before = 0.0
         self._last_checkpoint: Path | None = None
@@ -77,16 +81,16 @@ class Run:
         self._saved: Any = None
         self._lock: Any = None
 
-        offset = self._resume() if args.resume is not None else self._new_folder()
-        wandb_run = self._start_wandb() if args.track else None
-        self.log = MetricLog(self.run_dir, offset, wandb_run)
+        self.log: Any = None  # opened when a resumed run has been restored: nothing is cut before
         self.progress = Progress(f"{self.algorithm} {args.env} seed {args.seed}", args.total_timesteps)
+        try:
+            self._resume() if args.resume is not None else self._new_folder()
+        except OSError as error:
+            self._unlock_folder()
+            name, advice = ("--resume", "") if args.resume else ("--run-dir", "; give a folder that can")
+            exit_with(f"{name} {self.run_dir}: cannot be written ({error.strerror}){advice}")
 
     # Set-up
-
-    def _check_device(self) -> None:
-        if self.args.device.startswith("cuda") and not torch.cuda.is_available():
-            exit_with(f"--device {self.args.device}: no CUDA device is available; allowed here is cpu")
 
     def _check_boundaries(self) -> None:
         """An engine that cannot save its state is re-seeded at boundaries: they must be rare against an episode."""
@@ -100,45 +104,49 @@ class Run:
                 f"give at least {least} (ten episode limits per environment) or 0 (only at the end)"
             )
 
-    def _new_folder(self) -> int:
+    def _new_folder(self) -> None:
         args = self.args
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         default = Path("runs") / self.algorithm / args.env.replace("/", "-") / f"seed_{args.seed}_{stamp}"
         self.run_dir = Path(args.run_dir) if args.run_dir else default
-        if self.run_dir.exists() and (not self.run_dir.is_dir() or any(self.run_dir.iterdir())):
-            exit_with(
-                f"--run-dir {self.run_dir}: exists and is not empty; "
-                f"go on with it by --resume {self.run_dir} or give another"
-            )
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._lock_folder()
         try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._lock_folder()
-            write_json(self.run_dir / "run.json", self.description())
-        except OSError as error:
-            exit_with(f"--run-dir {self.run_dir}: cannot be written ({error.strerror}); give a folder that can")
-        return 0
+            check_unused(self.run_dir)
+        except ValueError as error:
+            exit_with(str(error))
+        self.recorded = self._description()
+        write_json(self.run_dir / "run.json", self.recorded)
 
-    def _resume(self) -> int:
-        """Reads the newest checkpoint (or the one named) and gives the byte offset of the log at that boundary."""
-        named = Path(self.args.resume or "")
+    def _resume(self) -> None:
+        """Reads run.json and the newest checkpoint, or the one named."""
         self.run_dir = run_folder(self.args.resume or "")
+        self.recorded = read_run(self.run_dir)
         if (self.run_dir / "summary.json").exists():
             print(f"{self.run_dir} is finished; its results are in {self.run_dir / 'summary.json'}", file=sys.stderr)
             sys.exit(0)
         self._lock_folder()
-        found = list_checkpoints(self.run_dir / "checkpoints")
+        now, then = versions(), self.recorded.get("provenance", {}).get("versions", {})
+        for name in sorted(name for name in now if now[name] != then.get(name, now[name])):
+            print(f"note: {name} was {then[name]}, is {now[name]}: the numbers may differ", file=sys.stderr)
+        found, named = list_checkpoints(self.run_dir / "checkpoints"), Path(self.args.resume or "")
         chosen = named if named != self.run_dir else (found[-1] if found else None)
         if chosen is None:
-            return 0  # killed before the first boundary: the run starts again from its seed
+            return  # killed before the first boundary: the run starts again from its seed
         try:
             self._saved = load_checkpoint(chosen)
         except DamagedCheckpoint as error:
-            self._unlock_folder()
-            earlier = [path for path in found if path.name < chosen.name]
-            offer = f"the one before it: --resume {earlier[-1]}" if earlier else "there is no earlier one"
-            exit_with(f"{error}; nothing was changed; {offer}")
+            self._refuse(chosen, str(error))
+        if self._saved["args"] != self.recorded["args"]:
+            self._refuse(chosen, f"{self.run_dir / 'run.json'} does not hold the flags that {chosen} was made with")
         self._last_checkpoint = chosen
-        return self._saved["run"]["log_bytes"]
+
+    def _refuse(self, checkpoint: Path, reason: str) -> NoReturn:
+        """Ends with `reason` and the checkpoint before the refused one."""
+        self._unlock_folder()
+        earlier = [path for path in list_checkpoints(self.run_dir / "checkpoints") if path.name < checkpoint.name]
+        offer = f"the one before it: --resume {earlier[-1]}" if earlier else "there is no earlier checkpoint"
+        exit_with(f"{reason}; nothing was changed; {offer}")
 
     def _lock_folder(self) -> None:
         """Holds the folder for this process as long as it lives, so that a run is not resumed twice at once."""
@@ -157,29 +165,25 @@ class Run:
             self._lock.close()
 
     def _start_wandb(self) -> Any:
-        try:
-            import wandb
-        except ImportError:
-            exit_with("--track: wandb is not installed; install it with pip install '.[track]'")
-        return wandb.init(project="cleanrl_zoo", name=self.run_dir.name, config=dataclasses.asdict(self.args))
+        import wandb
 
-    def description(self) -> dict[str, Any]:
+        name = self.run_dir.name
+        return wandb.init(project="cleanrl_zoo", name=name, id=name, resume="allow", config=self.recorded["args"])
+
+    def _description(self) -> dict[str, Any]:
         """The content of run.json: algorithm, flags, provenance."""
-        args = {
-            name: value for name, value in dataclasses.asdict(self.args).items() if name not in ("resume", "run_dir")
-        }
-        args["compile"] = self.compile
+        flags = {**dataclasses.asdict(self.args), "compile": self.compile}
+        del flags["resume"], flags["run_dir"]
         commit, dirty = git_commit(Path(__file__).parent)
-        env = {"id": self.envs.env_id, "engine": self.envs.engine, "versions": self.envs.versions()}
         return {
             "algorithm": self.algorithm,
-            "args": args,
+            "args": flags,
             "provenance": {
                 "commit": commit,
                 "dirty": dirty,
                 "versions": versions(),
                 "machine": machine(),
-                "env": env,
+                "env": {"id": self.envs.env_id, "engine": self.envs.engine, "versions": self.envs.versions()},
                 "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             },
             "command": ["python", f"algos/{self.algorithm}.py", *sys.argv[1:]],
@@ -187,20 +191,32 @@ class Run:
 
     def resume_or(self, create: Callable[[], StateT]) -> StateT:
         """A new state, or, in a resumed run, a new one filled with what the checkpoint holds."""
-        state = create()
+        state, offset = create(), 0
         if self._saved is not None:
-            state = restore(state, self._saved["state"])
-            self.envs.load_state_dict(self._saved["envs"])
             own = self._saved["run"]
-            self.returns.extend(own["returns"])
-            self.eval_curve, self.final_returns = own["eval_curve"], own["final_returns"]
-            self.global_step = own["global_step"]
-            self.seconds_before = own["seconds"]
-            set_global_random_state(self._saved["random"])
-            self._saved = None
-            self.progress.message(f"resumed {self.run_dir} at step {self.global_step:,}")
-        else:
+            try:
+                state = restore(state, self._saved["state"])
+                self.envs.load_state_dict(self._saved["envs"])
+                self.returns.extend(own["returns"])
+                self.eval_curve, self.eval_returns = own["eval_curve"], own["eval_returns"]
+                self.global_step, self.seconds_before, offset = own["global_step"], own["seconds"], own["log_bytes"]
+                set_global_random_state(self._saved["random"])
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                self._refuse(self._last_checkpoint, f"{self._last_checkpoint} is of another version ({error})")
+        try:
+            self.log = MetricLog(self.run_dir, offset, self._start_wandb() if self.args.track else None)
+        except ValueError as error:
+            self._refuse(self._last_checkpoint, str(error))
+        except OSError as error:
+            exit_with(f"{self.run_dir}: cannot be written ({error.strerror})")
+        if self._saved is None:
             self.progress.message(f"run folder: {self.run_dir}")
+        else:
+            self.progress.message(f"resumed {self.run_dir} at step {self.global_step:,}")
+            for later in list_checkpoints(self.run_dir / "checkpoints"):  # of a future that is run anew
+                if later.name > self._last_checkpoint.name:
+                    shutil.rmtree(later)
+        self._saved = None
         self.progress = Progress(self.progress.name, self.args.total_timesteps, self.global_step)
         return state
 
@@ -230,6 +246,9 @@ class Run:
         for episode in self.envs.pop_episodes():
             self._episodes.append(episode)
             self.returns.append(episode[0])
+        for tag, seen in self._values.items():
+            if tag.startswith("losses/") and not math.isfinite(seen[-1]):
+                raise NonFinite(f"{tag} is {float(seen[-1])}")
         finished = self.global_step >= self.args.total_timesteps
         evaluate = self._due(previous, self.args.eval_every) or finished
         checkpoint = self._due(previous, self.args.checkpoint_every) or finished
@@ -239,7 +258,7 @@ class Run:
             self._write_row()
         if checkpoint:
             if not self.envs.exact_state and not finished:
-                state.obs = self.envs.cut(self.global_step)
+                state.cut(self.envs.cut(self.global_step))
             self._checkpoint(state)
         self.progress.update(self.global_step, float(np.mean(self.returns)) if self.returns else None)
 
@@ -249,7 +268,7 @@ class Run:
     def _evaluate(self, state: Any) -> None:
         with self.phase("eval"):
             returns, lengths = self.evaluate(state)
-        self.final_returns = [float(value) for value in returns]
+        self.eval_returns = [float(value) for value in returns]
         self.eval_curve.append([self.global_step, float(np.mean(returns))])
         self.metrics({"eval/episodic_return": np.mean(returns), "eval/episodic_length": np.mean(lengths)})
 
@@ -258,9 +277,6 @@ class Run:
             tag: float(torch.stack([torch.as_tensor(v) for v in seen]).double().mean())
             for tag, seen in self._values.items()
         }
-        for tag, value in row.items():
-            if tag.startswith("losses/") and tag != "losses/explained_variance" and not np.isfinite(value):
-                raise NonFinite(f"{tag} is {value}")
         if self._episodes:
             returns, lengths = zip(*self._episodes, strict=True)
             row["charts/episodic_return"] = float(np.mean(returns))
@@ -276,11 +292,12 @@ class Run:
             "global_step": self.global_step,
             "returns": list(self.returns),
             "eval_curve": self.eval_curve,
-            "final_returns": self.final_returns,
+            "eval_returns": self.eval_returns,
             "seconds": self.seconds(),
             "log_bytes": self.log.flush(),
         }
         tree = {
+            "args": capture(self.recorded["args"]),
             "state": capture(state),
             "envs": capture(self.envs.state_dict()),
             "run": own,
@@ -309,8 +326,9 @@ class Run:
                 "mean": float(np.mean(self.returns)) if self.returns else None,
                 "returns": list(self.returns),
             },
-            "final_eval": {"mean": float(np.mean(self.final_returns)), "returns": self.final_returns},
+            "final_eval": {"mean": float(np.mean(self.eval_returns)), "returns": self.eval_returns},
             "eval_curve": self.eval_curve,
+            "cut_episodes": self.envs.cut_episodes,
             "wall_clock_s": round(self.seconds(), 1),
             "steps_per_second": round(state.global_step / self.seconds(), 1),
         }
@@ -331,10 +349,20 @@ class Run:
         )
 
     def __enter__(self) -> "Run":
+        # a scheduler's SIGTERM ends the run as Ctrl-C does; MuJoCo's warnings become one line each
+        if threading.current_thread() is threading.main_thread():
+            self._old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        self._old_showwarning = warnings.showwarning
+        warnings.showwarning = lambda message, *_: self.progress.message(f"note: {message}")
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        self.log.close()
+        warnings.showwarning = self._old_showwarning
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._old_handler)
+        with contextlib.suppress(OSError):  # a full disk has been told already
+            if self.log is not None:
+                self.log.close()
         self.envs.close()
         self._unlock_folder()
         resume = f"python algos/{self.algorithm}.py --resume {shlex.quote(os.fspath(self.run_dir))}"
@@ -343,7 +371,9 @@ class Run:
             self.progress.message(f"stopped at step {self.global_step:,}; {last}; go on with: {resume}")
             sys.exit(130)
         if isinstance(error, NonFinite):
-            self.progress.message(
-                f"error: {error} after step {self.global_step:,}; {last}; try a smaller {flag('learning_rate')}"
-            )
+            advice = f"; try a smaller {flag('learning_rate')}" if "losses/" in str(error) else ""
+            self.progress.message(f"error: {error} at step {self.global_step:,}; {last}{advice}")
+            sys.exit(1)
+        if isinstance(error, OSError) and error.filename is not None and str(self.run_dir) in str(error.filename):
+            self.progress.message(f"error: {error.filename}: {error.strerror}; {last}; go on with: {resume}")
             sys.exit(1)

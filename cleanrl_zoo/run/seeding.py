@@ -10,7 +10,7 @@ STREAMS = {"global": 2, "init": 3, "noise": 4, "minibatch": 5}
 
 
 def stream_seed(seed: int, stream: str) -> int:
-    """A 63-bit seed for one of `STREAMS`, from `SeedSequence((seed, stream, 0))`: no two seeds share a stream."""
+    """A 63-bit seed for one of `STREAMS`, from `SeedSequence((seed, stream, 0))`."""
     sequence = np.random.SeedSequence((seed, STREAMS[stream], 0))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 

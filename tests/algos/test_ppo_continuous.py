@@ -1,7 +1,9 @@
 """PPO for continuous actions: from the command line, through kills, on probes, against its own recorded numbers."""
 
+import fcntl
 import functools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from conftest import ROOT, assert_same_run, command, environment, load_algorithm
 from cleanrl_zoo import core
 from cleanrl_zoo.envs import make_vec
 from cleanrl_zoo.run import compile_function, parse_args
+from cleanrl_zoo.run.checkpoint import load_checkpoint
 
 ppo = load_algorithm("ppo_continuous")
 DEBUG = ("--preset", "debug")
@@ -39,6 +42,13 @@ args_for, start, train = (functools.partial(f, ppo) for f in (conftest.args_for,
         (["--hidden", "0"], ["--hidden", "at least 1"]),
         (["--target-kl", "-1"], ["--target-kl", "above 0"]),
         (["--run-dir", "/proc/nowhere"], ["--run-dir /proc/nowhere", "cannot be written"]),
+        (["--run-dir", "x" * 300], ["--run-dir", "cannot be written"]),
+        (["--run-dir", "/dev/null"], ["--run-dir /dev/null", "is a file"]),
+        (["--hidden"], ["--hidden"]),
+        (["--device", "cudafoo"], ["--device cudafoo", "cuda:K"]),
+        (["--device", "cuda:7"], ["--device cuda:7", "CUDA devices"]),
+        (["--env", "no_such_module:Thing-v0"], ["no_such_module"]),
+        (["--env", "a:b:c"], ["a:b:c"]),
         (["--vec", "mujoco", "--env", "Pendulum-v1"], ["Pendulum-v1", "mujoco"]),
     ],
 )
@@ -105,11 +115,112 @@ def test_a_damaged_checkpoint_offers_the_one_before(in_tmp, capsys, name):
     assert_same_run(in_tmp / "a", in_tmp / "b")
 
 
-def test_a_folder_in_use_and_a_finished_one(in_tmp, capsys):
+def test_a_finished_run_is_not_run_again(in_tmp, capsys):
     ppo.main(args_for(run_dir="a"))
     with pytest.raises(SystemExit) as stop:
         ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a"]))
     assert stop.value.code == 0 and "finished" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_refused(in_tmp, capsys):
+    ppo.main(args_for(run_dir="a"))
+    (in_tmp / "a/summary.json").unlink()
+    with open(in_tmp / "a/.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit) as stop:
+            ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a"]))
+    assert stop.value.code == 2 and "in use by another process" in capsys.readouterr().err
+
+
+def cut_short(folder):
+    """`folder` as if killed before its last checkpoint: earlier ones stay, as many as were kept."""
+    (folder / "summary.json").unlink()
+    shutil.rmtree(sorted((folder / "checkpoints").iterdir())[-1])
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut", "edit"])
+def test_a_damaged_log_is_refused_and_left_alone(in_tmp, capsys, damage):
+    ppo.main(args_for(run_dir="a", total_timesteps=2048))
+    cut_short(in_tmp / "a")
+    log = in_tmp / "a/metrics.jsonl"
+    content = log.read_bytes()
+    if damage == "remove":
+        log.unlink()
+    else:
+        log.write_bytes(content[:300] if damage == "cut" else content.replace(b'":', b'";', 1))
+    before = log.read_bytes() if log.exists() else None
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a"]))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and "metrics.jsonl" in err
+    assert (log.read_bytes() if log.exists() else None) == before
+
+
+@pytest.mark.parametrize("change", [{"num_envs": 4}, {"learning_rate": 0.1}, {"num_envs": "2"}, {"hidden": "ab"}, None])
+def test_edited_flags_are_refused_before_anything_is_cut(in_tmp, capsys, change):
+    ppo.main(args_for(run_dir="a", total_timesteps=2048))
+    cut_short(in_tmp / "a")
+    run = json.loads((in_tmp / "a/run.json").read_text())
+    run["args"] = None if change is None else {**run["args"], **change}
+    (in_tmp / "a/run.json").write_text(json.dumps(run))
+    before = {p: p.read_bytes() for p in (in_tmp / "a").rglob("*") if p.is_file()}
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a"]))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and "run.json" in err
+    assert {p: p.read_bytes() for p in (in_tmp / "a").rglob("*") if p.is_file()} == before
+
+
+def test_killed_after_resuming_from_an_earlier_checkpoint(in_tmp):
+    """The checkpoints of the future that is run anew must not be taken up again: the log no longer leads to them."""
+    ppo.main(args_for(run_dir="a", total_timesteps=2048))
+    (in_tmp / "a/summary.json").unlink()
+    earlier = sorted((in_tmp / "a/checkpoints").iterdir())[0]
+    args = parse_args(ppo.Args, ppo.PRESETS, ["--resume", str(earlier)])
+    envs, state, _ = start(args)
+    run = ppo.Run(args, envs, None)
+    run.resume_or(lambda: state)  # and dies here
+    run.log.close()
+    run._lock.close()
+    assert list((in_tmp / "a/checkpoints").iterdir()) == [earlier]
+    ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a"]))
+    ppo.main(args_for(run_dir="b", total_timesteps=2048))
+    assert_same_run(in_tmp / "a", in_tmp / "b")
+
+
+def test_killed_before_the_first_file_was_written(in_tmp):
+    (in_tmp / "a").mkdir()
+    for name in (".lock", ".writing-run.json"):
+        (in_tmp / "a" / name).touch()
+    ppo.main(args_for(run_dir="a"))
+    assert (in_tmp / "a/summary.json").exists()
+
+
+def test_an_engine_without_exact_state_resumes_bit_equal_too(in_tmp, capsys):
+    """Gymnasium's own MuJoCo cannot be saved here: its episodes are cut at every checkpoint, in every run."""
+    flags = {"env": "Reacher-v4", "vec": "gymnasium", "checkpoint_every": 1024, "total_timesteps": 4096}
+    ppo.main(args_for(run_dir="a", **flags))
+    ppo.main(args_for(run_dir="b", **flags))
+    assert json.loads((in_tmp / "a/summary.json").read_text())["cut_episodes"] > 0
+    cut_short(in_tmp / "b")
+    saved = load_checkpoint(sorted((in_tmp / "b/checkpoints").iterdir())[-1])
+    assert saved["state"]["reward_scaler"]["running_return"].eq(0).all()  # it belongs to episodes that were dropped
+    ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "b"]))
+    assert_same_run(in_tmp / "a", in_tmp / "b")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(args_for(run_dir="c", **{**flags, "checkpoint_every": 999}))
+    assert stop.value.code == 2 and "--checkpoint-every 999" in capsys.readouterr().err  # 10 limits of 50 × 2 are 1000
+
+
+def test_the_card_tells_how_the_run_began(in_tmp):
+    ppo.main(args_for(run_dir="a", total_timesteps=2048))
+    cut_short(in_tmp / "a")
+    ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a"]))
+    run, card = (json.loads((in_tmp / "a" / name).read_text()) for name in ("run.json", "policy/card.json"))
+    assert card["provenance"] == run["provenance"] and card["command"] == run["command"]
 
 
 # The algorithm
@@ -177,7 +288,21 @@ def test_nan_stops_the_run_with_step_tensor_and_checkpoint(in_tmp, monkeypatch, 
         ppo.main(args_for(run_dir="a"))
     err = capsys.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1
-    assert "losses/" in err and "step_000000000512" in err and "step 768" in err
+    assert "losses/" in err and "step_000000000512" in err and "step 768" in err and "--learning-rate" in err
+
+
+def test_nan_from_the_environment_is_told_apart(in_tmp, monkeypatch, capsys):
+    real = ppo.collect
+
+    def poisoned(state, envs, rollout, *rest):
+        real(state, envs, rollout, *rest)
+        rollout.rewards[3, 1] = float("nan")
+
+    monkeypatch.setattr(ppo, "collect", poisoned)
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(args_for(run_dir="a"))
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and "rewards holds NaN" in err and "--learning-rate" not in err
 
 
 def test_compiled_equals_eager_over_200_calls():

@@ -60,10 +60,11 @@ class Broken(gymnasium.Env):
         raise TypeError("a fault of its own")
 
 
-def test_a_fault_inside_an_environment_is_not_taken_for_a_users_mistake():
+def test_a_fault_inside_an_environment_is_named_and_keeps_its_cause():
     gymnasium.register("test/Broken-v0", Broken)
     try:
-        with pytest.raises(TypeError, match="a fault of its own"):
+        with pytest.raises(ValueError, match="test/Broken-v0 cannot be made: TypeError: a fault of its own") as caught:
             make_vec("test/Broken-v0", 1, 0)
+        assert isinstance(caught.value.__cause__, TypeError)
     finally:
         del gymnasium.registry["test/Broken-v0"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cleanrl_zoo.envs import make_vec
+from cleanrl_zoo.envs import make_vec, run_episodes
 
 
 def play(name, actions):
@@ -72,3 +72,10 @@ def test_iterating_the_bellman_equation_reaches_the_tables_values(gamma):
             for obs, reward, next_obs, terminated, _ in rows:
                 values[obs] = reward + gamma * (1 - terminated) * values[next_obs]
         assert {obs: values[obs] for obs in expected} == pytest.approx(expected, abs=1e-9), name
+
+
+def test_an_episode_without_end_is_cut_for_evaluation():
+    """Count earns 1 a step; without its time limit it never ends, and what it has earned by then counts."""
+    envs = make_vec("probe/Count-v0", 2, 0, env_kwargs={"max_episode_steps": 10**9})
+    returns, lengths = run_episodes(envs, lambda obs: np.zeros(2, np.int64), max_steps=50)
+    assert returns.tolist() == [50.0, 50.0] and lengths.tolist() == [50, 50]

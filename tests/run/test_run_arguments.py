@@ -30,6 +30,7 @@ def test_defaults_presets_and_flags_in_order_of_strength():
     assert parse("--preset", "small").num_envs == 2
     args = parse("--num-envs", "3", "--preset=small")
     assert (args.num_envs, args.total_timesteps, args.preset) == (3, 100, "small")
+    assert parse("--preset", "debug", "--preset", "small").num_envs == 2  # the last one counts, as for any flag
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,8 @@ def test_resume_reads_the_stored_flags_and_notes_others(tmp_path, capsys):
     args = parse("--resume", str(tmp_path), "--seed", "9", "--num-envs", "4")
     assert (args.seed, args.num_envs, args.resume, args.run_dir) == (5, 4, str(tmp_path), str(tmp_path))
     assert capsys.readouterr().err == "note: --seed 9 ignored: the run goes on with 5\n"
+    parse("--resume", str(tmp_path), "--num-envs", "8", "--run-dir", "b", "--preset", "small")  # 8 is the default
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["--num-envs", "--preset", "--run-dir"]
     args = parse("--resume", str(tmp_path / "checkpoints" / "step_000000000100"))
     assert args.run_dir == str(tmp_path)
 
