@@ -36,12 +36,9 @@ IDLE_CORES = 0.1  # cores kept busy by others during a measurement above which i
 SETTINGS: dict[str, tuple[str, int]] = {
     "default": ("", 1),  # each with its own defaults
     "equal1": ("--num-envs 1 --num-steps 2048 --num-minibatches 32 --update-epochs 10", 1),  # SB3's defaults for both
-    "equal8": (
-        "--num-envs 8 --num-steps 256 --num-minibatches 32 --update-epochs 10",
-        8,
-    ),  # the same with 8 environments
-    "wide16": ("--num-envs 16 --num-steps 256 --num-minibatches 32 --update-epochs 10", 1),  # minibatches of 128
-    "wide32": ("--num-envs 32 --num-steps 256 --num-minibatches 32 --update-epochs 10", 1),  # minibatches of 256
+    "equal8": ("--num-envs 8 --num-steps 256 --num-minibatches 32 --update-epochs 10", 8),  # both with 8 environments
+    "wide16": ("--num-envs 16 --num-steps 128 --num-minibatches 16", 1),  # minibatches of 128
+    "wide32": ("--num-envs 32 --num-steps 64 --num-minibatches 16", 1),  # wide_32 of the suite num_envs
 }
 
 
