@@ -262,7 +262,7 @@ def figure(groups: list[Group], path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError("figures need matplotlib: pip install '.[report]'") from None
+        raise ValueError("figures need matplotlib: pip install -c constraints.txt -e '.[report]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

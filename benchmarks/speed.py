@@ -114,6 +114,14 @@ def time_sb3(num_envs: int, env: str, steps: int, repeat: int, threads: str) -> 
     return Time(f"sb3_{num_envs}", threads, repeat, int(output.split()[-1]), *used)
 
 
+def peer_version() -> str:
+    """The installed version of SB3."""
+    try:
+        return metadata.version("stable-baselines3")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def medians(times: list[Time], settings: list[str]) -> dict[str, dict[str, Any]]:
     """Median steps per second of each setting and of SB3's better thread count, and their ratios."""
     rates: dict[tuple[str, str], list[float]] = {}
@@ -175,7 +183,7 @@ def measure(settings: list[str], env: str, steps: int, repeats: int, out: Path, 
         "machine": machine(),
         "commit": commit,
         "dirty": dirty,
-        "versions": {**versions(), "stable-baselines3": metadata.version("stable-baselines3")},
+        "versions": {**versions(), "stable-baselines3": peer_version()},
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "load_before": os.getloadavg()[0],
     }
@@ -227,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
         if min(args.steps, args.repeats, args.cores) < 1:
             raise ValueError("--steps, --repeats and --cores must be at least 1")
         if importlib.util.find_spec("stable_baselines3") is None:
-            raise ValueError("stable-baselines3 is not installed: pip install '.[peers]'")
+            raise ValueError("stable-baselines3 is not installed: pip install -c constraints.txt -e '.[peers]'")
         load = os.getloadavg()[0]
         if load > IDLE_LOAD and not args.force:
             raise ValueError(

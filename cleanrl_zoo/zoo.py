@@ -241,6 +241,7 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
     os.environ.update(find_renderer(env_id))
     with quiet_mujoco():
         env = gymnasium.make(env_id, render_mode="rgb_array")
+    print(f"recording {episodes} episode(s); software rendering takes up to a minute each", file=sys.stderr)
     try:
         _check_spaces(policy, env.observation_space, env.action_space)
         fps = env.metadata.get("render_fps", 30)
@@ -271,7 +272,9 @@ def _mp4(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
         import imageio.v2 as imageio
         import imageio_ffmpeg  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"--out: MP4 needs {error.name}: pip install 'cleanrl_zoo[video]' (or name a .gif)") from None
+        raise ValueError(
+            f"--out: MP4 needs {error.name}: pip install -c constraints.txt -e '.[video]' (or name a .gif)"
+        ) from None
     # H.264 needs even sides; macro_block_size=2 resizes only odd ones
     with imageio.get_writer(path, format="FFMPEG", fps=fps, codec="libx264", macro_block_size=2) as writer:
         for frame in frames:
@@ -282,7 +285,7 @@ def _gif(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
     try:
         from PIL import Image
     except ImportError:
-        raise ValueError("--out: GIF needs pillow: pip install 'cleanrl_zoo[video]'") from None
+        raise ValueError("--out: GIF needs pillow: pip install -c constraints.txt -e '.[video]'") from None
     # one palette per frame, no dithering: a third of the size
     images = [Image.fromarray(f).quantize(128, dither=Image.Dither.NONE) for f in frames]
     images[0].save(path, save_all=True, append_images=images[1:], duration=1000 / fps, loop=0)

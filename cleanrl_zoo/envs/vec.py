@@ -170,7 +170,9 @@ def make_vec(
             raise
         box2d = env_id in gymnasium.registry and "box2d" in str(gymnasium.registry[env_id].entry_point)
         if box2d and isinstance(error, (gymnasium.error.DependencyNotInstalled, ImportError)):
-            raise ValueError(f"{env_id} needs a package that is not installed: pip install '.[box2d]'") from error
+            raise ValueError(
+                f"{env_id} needs a package that is not installed: pip install -c constraints.txt -e '.[box2d]'"
+            ) from error
         kind = "" if isinstance(error, (gymnasium.error.Error, ImportError)) else f"{type(error).__name__}: "
         raise ValueError(f"{env_id} cannot be made: {kind}{str(error).strip().partition(chr(10))[0]}") from error
 
@@ -183,7 +185,9 @@ def _check_registered(env_id: str) -> None:
         try:
             import ale_py
         except ImportError as error:
-            raise ValueError(f"{env_id} needs a package that is not installed: pip install '.[atari]'") from error
+            raise ValueError(
+                f"{env_id} needs a package that is not installed: pip install -c constraints.txt -e '.[atari]'"
+            ) from error
         gymnasium.register_envs(ale_py)
     # names whose entry point only raises are Gymnasium's placeholders for tasks that it has dropped
     placeholder = lambda spec: getattr(spec.entry_point, "__name__", "").startswith("_raise")  # noqa: E731

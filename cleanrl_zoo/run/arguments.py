@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import typing
 from collections.abc import Iterator
@@ -61,7 +62,9 @@ class RunArgs:
         if self.device != "cpu" and int(self.device.partition(":")[2] or 0) >= devices:
             raise ValueError(f"--device {self.device}: this machine has {devices} CUDA devices; allowed here is cpu")
         if self.track and importlib.util.find_spec("wandb") is None:
-            raise ValueError("--track: wandb is not installed; install it with pip install '.[track]'")
+            raise ValueError(
+                "--track: wandb is not installed; install it with pip install -c constraints.txt -e '.[track]'"
+            )
         if self.run_dir is not None and self.resume is None:
             check_unused(Path(self.run_dir))
 
@@ -104,7 +107,8 @@ def check(
         value = getattr(args, name)
         entries = value if isinstance(value, tuple) else (value,)
         if entries and all(
-            entry is None or (entry >= at_least and entry > above and entry <= at_most) for entry in entries
+            entry is None or (math.isfinite(entry) and at_least <= entry <= at_most and entry > above)
+            for entry in entries
         ):
             continue
         bounds = [("at least", at_least), ("above", above), ("at most", at_most)]
@@ -123,8 +127,9 @@ def check_unused(folder: Path) -> None:
         raise ValueError(f"--run-dir {folder}: cannot be written ({error.strerror}); give a folder that can") from None
     # what a run leaves that was killed before it had written its first file does not count
     if any(not name.startswith((".lock", ".writing-")) for name in taken):
-        advice = f"go on with it by --resume {folder} or give another"
-        raise ValueError(f"--run-dir {folder}: exists and is not empty; {advice}")
+        unfinished = "run.json" in taken and "summary.json" not in taken
+        advice = f"go on with it by --resume {shlex.quote(str(folder))} or " if unfinished else ""
+        raise ValueError(f"--run-dir {folder}: exists and is not empty; {advice}give another folder")
 
 
 def exit_with(message: str) -> NoReturn:

@@ -2,14 +2,27 @@
 
 import os
 import shutil
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 
 
 def compiler_missing(device: str) -> str | None:
     """Why `--compile` cannot work on this machine, in a few words, or None."""
+    if device != "cpu":
+        return None
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # torch's own choice
-    return f"the C++ compiler {compiler} was not found" if device == "cpu" and not shutil.which(compiler) else None
+    if not shutil.which(compiler):
+        return f"the C++ compiler {compiler} was not found"
+    try:
+        subprocess.run([compiler, "--version"], capture_output=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return f"the C++ compiler {compiler} does not work"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python's headers (Python.h) were not found"
+    return None
 
 
 def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> Callable:

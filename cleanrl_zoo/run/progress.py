@@ -1,5 +1,6 @@
 """The progress line: live on a terminal, a plain line now and then otherwise."""
 
+import contextlib
 import shutil
 import sys
 import time
@@ -14,44 +15,52 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Writes `name  12,288/1,000,000  return 231.5  9,800 steps/s  1m40s left` to stderr.
+    """Writes `12,288/1,000,000  return 231.5  9,800 steps/s  1m40s left  ppo_continuous Hopper-v4 seed 1` to stderr.
 
-    On a terminal the line is rewritten in place at most five times a second; elsewhere a new line comes every
-    `plain_seconds`, so that a log file is not flooded.
+    On a terminal the line is rewritten in place at most five times a second, and the end of it is left out where the
+    terminal is narrow; elsewhere a new line comes every `plain_seconds`, so that a log file is not flooded. The rate is
+    that since the first iteration, which compiles.
     """
 
     def __init__(self, name: str, total_steps: int, first_step: int = 0, plain_seconds: float = 30.0) -> None:
-        self.name, self.total, self.first = name, total_steps, first_step
+        self.name, self.total = name, total_steps
         self.live = sys.stderr.isatty()
         self.every = 0.2 if self.live else plain_seconds
         self.started = self.written = time.perf_counter()
+        self._base = (first_step, self.started)
+        self._warm = False
 
     def steps_per_second(self, step: int) -> float:
-        """Mean rate since this process began training."""
-        return (step - self.first) / max(time.perf_counter() - self.started, 1e-9)
+        """Mean rate of this process since its first iteration (during that one: since its start)."""
+        first, since = self._base
+        return (step - first) / max(time.perf_counter() - since, 1e-9)
 
     def update(self, step: int, recent_return: float | None) -> None:
         """Writes the line when it is due; `recent_return` is the mean of the last episodes, None before the first."""
         now = time.perf_counter()
+        if not self._warm:
+            self._base, self._warm = (step, now), True
+            return
         if now - self.written < self.every:
             return
         self.written = now
         rate = self.steps_per_second(step)
         shown = "-" if recent_return is None else f"{recent_return:,.1f}"
         left = duration(max(self.total - step, 0) / max(rate, 1e-9))
-        self._write(f"{self.name}  {step:,}/{self.total:,}  return {shown}  {rate:,.0f} steps/s  {left} left")
+        parts = [f"{step:,}/{self.total:,}", f"return {shown}", f"{rate:,.0f} steps/s", f"{left} left", self.name]
+        if self.live:
+            width = shutil.get_terminal_size().columns - 1
+            while len(parts) > 1 and len("  ".join(parts)) > width:
+                parts.pop()
+            self._write("\r\033[K" + "  ".join(parts)[:width])
+        else:
+            self._write("  ".join(parts) + "\n")
 
     def message(self, text: str) -> None:
         """Writes a line that stays."""
-        if self.live:
-            sys.stderr.write("\r\033[K")
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        self._write(("\r\033[K" if self.live else "") + text + "\n")
 
     def _write(self, text: str) -> None:
-        if self.live:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write("\r\033[K" + text[:width])
-        else:
-            sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody reads any more (`| head`): no reason to stop training
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -158,7 +158,8 @@ class Run:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            exit_with(f"--run-dir {self.run_dir}: in use by another process; wait for it or give another folder")
+            name = "--resume" if self.args.resume else "--run-dir"
+            exit_with(f"{name} {self.run_dir}: in use by another process; wait for it or give another folder")
 
     def _unlock_folder(self) -> None:
         if self._lock is not None:
@@ -209,10 +210,12 @@ class Run:
             self._refuse(self._last_checkpoint, str(error))
         except OSError as error:
             exit_with(f"{self.run_dir}: cannot be written ({error.strerror})")
+        compiling = "; compiling first, once" if self.compile else ""
         if self._saved is None:
-            self.progress.message(f"run folder: {self.run_dir}")
+            again = "no checkpoint yet, starting again from step 0 in" if self.args.resume else "run folder:"
+            self.progress.message(f"{again} {self.run_dir}{compiling}")
         else:
-            self.progress.message(f"resumed {self.run_dir} at step {self.global_step:,}")
+            self.progress.message(f"resumed {self.run_dir} at step {self.global_step:,}{compiling}")
             for later in list_checkpoints(self.run_dir / "checkpoints"):  # of a future that is run anew
                 if later.name > self._last_checkpoint.name:
                     shutil.rmtree(later)
@@ -351,7 +354,9 @@ class Run:
     def __enter__(self) -> "Run":
         # a scheduler's SIGTERM ends the run as Ctrl-C does; MuJoCo's warnings become one line each
         if threading.current_thread() is threading.main_thread():
-            self._old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+            # SIGINT too: a shell's `&` in a script has it ignored
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            self._old_handlers = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
         self._old_showwarning = warnings.showwarning
         warnings.showwarning = lambda message, *_: self.progress.message(f"note: {message}")
         return self
@@ -359,13 +364,15 @@ class Run:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         warnings.showwarning = self._old_showwarning
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._old_handler)
+            for number, handler in self._old_handlers.items():
+                signal.signal(number, handler)
         with contextlib.suppress(OSError):  # a full disk has been told already
             if self.log is not None:
                 self.log.close()
         self.envs.close()
         self._unlock_folder()
-        resume = f"python algos/{self.algorithm}.py --resume {shlex.quote(os.fspath(self.run_dir))}"
+        script = sys.argv[0] if sys.argv[0].endswith(".py") else f"algos/{self.algorithm}.py"
+        resume = f"python {shlex.join([script, '--resume', os.fspath(self.run_dir)])}"
         last = "no checkpoint yet" if self._last_checkpoint is None else f"last checkpoint {self._last_checkpoint}"
         if isinstance(error, KeyboardInterrupt):
             self.progress.message(f"stopped at step {self.global_step:,}; {last}; go on with: {resume}")

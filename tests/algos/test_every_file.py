@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import ROOT, assert_same_run, command, environment, load_algorithm, rows_without_clock, run_file
+from algo_helpers import ROOT, assert_same_run, command, environment, load_algorithm, rows_without_clock, run_file
 
 from cleanrl_zoo import zoo
 from cleanrl_zoo.run import parse_args

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import args_for, load_algorithm, start
+from algo_helpers import args_for, load_algorithm, start
 
 from cleanrl_zoo.core import gae
 

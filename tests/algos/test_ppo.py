@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import args_for, load_algorithm, start, train
+from algo_helpers import args_for, load_algorithm, start, train
 
 from cleanrl_zoo import core
 from cleanrl_zoo.envs import make_vec

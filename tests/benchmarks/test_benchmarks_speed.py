@@ -90,4 +90,4 @@ def test_nothing_is_measured_while_something_else_runs_or_without_sb3(capsys, mo
     monkeypatch.setattr(speed.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         speed.main([])
-    assert "pip install '.[peers]'" in capsys.readouterr().err
+    assert "pip install -c constraints.txt -e '.[peers]'" in capsys.readouterr().err

@@ -8,6 +8,8 @@ def test_without_a_compiler_the_run_says_so_and_goes_on(monkeypatch, capsys):
     assert resolve_compile(True, "cpu") is False
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "/nonexistent/g++ was not found" in err
+    monkeypatch.setenv("CXX", "/bin/false")
+    assert resolve_compile(True, "cpu") is False and "does not work" in capsys.readouterr().err
     assert resolve_compile(False, "cpu") is False and capsys.readouterr().err == ""
 
 

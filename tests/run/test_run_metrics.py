@@ -64,6 +64,39 @@ def test_progress_does_not_flood_a_file(capsys):
     assert err.count("\n") == 1 and "500,000/1,000,000" in err and "return 12.3" in err and "\r" not in err
 
 
+def test_progress_fits_the_terminal_and_leaves_out_its_end(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for columns, there, missing in ((40, "return 12.3", "left"), (80, "left", "ppo"), (120, "ppo", "\n")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        progress = Progress("ppo_continuous Hopper-v4 seed 1", 1_000_000)
+        progress.update(2048, None)
+        progress.written -= 1
+        progress.update(500_000, 12.345)
+        err = capsys.readouterr().err
+        assert len(err) < columns + 4 and there in err and missing not in err
+
+
+def test_the_rate_leaves_out_the_first_iteration():
+    """It compiles: with 100 s for it and 10 s for the next 1,000 steps the rate is 100 steps a second, not 18."""
+    progress = Progress("x", 10_000)
+    progress.started -= 110
+    progress.update(1_000, None)
+    progress._base = (1_000, progress._base[1] - 10)
+    assert progress.steps_per_second(2_000) == pytest.approx(100, rel=0.01)
+
+
+def test_a_closed_stderr_does_not_stop_the_run(monkeypatch):
+    class Closed:
+        def isatty(self):
+            return False
+
+        def write(self, _):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    Progress("x", 10).message("nobody reads this")
+
+
 @pytest.mark.parametrize("seconds, text", [(5.9, "5s"), (61, "1m01s"), (3661, "1h01m")])
 def test_duration(seconds, text):
     assert duration(seconds) == text

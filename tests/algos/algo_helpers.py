@@ -1,0 +1,117 @@
+"""Helpers of the tests of algorithm files: run one in this process or in another, and compare two runs."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def load_algorithm(name: str) -> ModuleType:
+    """The module algos/<name>.py."""
+    path = ROOT / "algos" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_file(name: str, *flags: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess:
+    """`python algos/<name>.py flags...` in `cwd`, as a user would start it."""
+    return subprocess.run(
+        command(name, *flags), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout
+    )
+
+
+def command(name: str, *flags: str) -> list[str]:
+    return [sys.executable, str(ROOT / "algos" / f"{name}.py"), *flags]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def rows_without_clock(run_dir: Path) -> list[dict]:
+    """The log without the wall-clock tags, which stand outside every comparison."""
+    from cleanrl_zoo.run.metrics import WALL_CLOCK_TAGS
+
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(WALL_CLOCK_TAGS)} for line in lines]
+
+
+def final_checkpoint(run_dir: Path) -> dict:
+    """The last checkpoint as {path: value}, tensors as bytes, without the seconds."""
+    from cleanrl_zoo.run.checkpoint import list_checkpoints, load_checkpoint
+
+    flat: dict = {}
+
+    def walk(value, path):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(item, f"{path}/{key}")
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                walk(item, f"{path}/{index}")
+        elif hasattr(value, "numpy"):
+            flat[path] = value.numpy().tobytes()
+        else:
+            flat[path] = value.tobytes() if hasattr(value, "tobytes") else value
+
+    walk(load_checkpoint(list_checkpoints(run_dir / "checkpoints")[-1]), "")
+    for clock in ("/run/seconds", "/run/log_bytes"):  # the log's length depends on the digits of its wall-clock tags
+        flat.pop(clock)
+    return flat
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Parameters, optimizer, scales, generators, environments, curve, evaluation and policy are bit-equal."""
+    assert rows_without_clock(first) == rows_without_clock(second)
+    one, two = final_checkpoint(first), final_checkpoint(second)
+    assert one.keys() == two.keys()
+    assert [key for key in one if repr(one[key]) != repr(two[key])] == []
+    summaries = [json.loads((d / "summary.json").read_text()) for d in (first, second)]
+    for summary in summaries:
+        del summary["wall_clock_s"], summary["steps_per_second"]
+    assert summaries[0] == summaries[1]
+    assert (first / "policy/policy.safetensors").read_bytes() == (second / "policy/policy.safetensors").read_bytes()
+
+
+def args_for(module: ModuleType, preset: str = "debug", **changes: Any) -> Any:
+    """The checked flags of `--preset debug` with some changed: `num_envs=1`, `compile=True`, `hidden=(8, 8)`."""
+    words = ["--preset", preset]
+    for name, value in changes.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+    return module.parse_args(module.Args, module.PRESETS, words)
+
+
+def start(module: ModuleType, args: Any) -> tuple[Any, Any, Any]:
+    """Environments, state and rollout store of an on-policy file, as its main makes them."""
+    import gymnasium
+    import torch
+
+    envs = module.make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
+    state, space = module.TrainState.create(args, envs), envs.single_action_space
+    dtype = torch.int64 if isinstance(space, gymnasium.spaces.Discrete) else torch.float32
+    shapes = envs.single_observation_space.shape, space.shape
+    return envs, state, module.Rollout.allocate(args.num_steps, args.num_envs, *shapes, action_dtype=dtype)
+
+
+def train(module: ModuleType, args: Any, act: Any = None, minibatch_step: Any = None) -> tuple[Any, list[dict]]:
+    """A whole run of an on-policy file without its log: the state at the end, and what each update reported."""
+    envs, state, rollout = start(module, args)
+    metrics = []
+    while state.global_step < args.total_timesteps:
+        module.collect(state, envs, rollout, act or module.act, args)
+        values = module.update(state, rollout, minibatch_step or module.minibatch_step, args)
+        metrics.append({tag: float(value) for tag, value in values.items()})
+    return state, metrics
