@@ -45,7 +45,10 @@ def test_a_missing_package_names_its_extra(env_id, module, extra, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ValueError) as caught:
         make_vec(env_id, 1, 0)
-    assert str(caught.value) == f"{env_id} needs a package that is not installed: pip install '.[{extra}]'"
+    assert (
+        str(caught.value)
+        == f"{env_id} needs a package that is not installed: pip install -c constraints.txt -e '.[{extra}]'"
+    )
 
 
 def test_actions_of_a_wrong_shape_are_not_broadcast():
