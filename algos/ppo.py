@@ -6,6 +6,7 @@ Schulman, Wolski, Dhariwal, Radford & Klimov (2017), "Proximal Policy Optimizati
     L_clip = E[ min( r A, clip(r, 1−ε, 1+ε) A ) ]                                         equation 7
     L      = −L_clip + c₁ (V(s) − R)² − c₂ H[π(·|s)]                                      equation 9, to be minimised
     A_t    = δ_t + γλ A_{t+1},   δ_t = r_t + γ V(s_{t+1}) − V(s_t)                         equations 11, 12
+    R_t    = A_t + V(s_t)                                 both with V as it was before the update
 
 Deviations from the paper, each with its reason:
 
@@ -157,7 +158,7 @@ def act(agent: Agent, obs: Tensor, noise: Tensor) -> Tensor:
 
 
 def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> None:
-    """Fills `rollout` [T, N] with the current policy (algorithm 1, "run policy π_old for T timesteps")."""
+    """Fills `rollout` [T, N] with the current policy: the loop over actors of algorithm 1."""
     shape = (*rollout.actions.shape, int(envs.single_action_space.n))
     noise = torch.rand(shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
     for t in range(args.num_steps):
@@ -175,7 +176,7 @@ STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/ap
 
 
 def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: Args) -> dict[str, Tensor | float]:
-    """K epochs over the rollout in shuffled minibatches (algorithm 1, "optimize surrogate L wrt θ")."""
+    """Advantages, then K epochs of shuffled minibatches: the rest of algorithm 1."""
     agent, device = state.agent, args.device
     rollout = rollout.to(device)
     obs, rewards, terminated, done = rollout.obs, rollout.rewards, rollout.terminated, rollout.done  # [T, N, ...]

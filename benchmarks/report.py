@@ -32,11 +32,11 @@ RETURNS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("mean training return over last 100 episodes", "mean return over the last 100 training episodes"),
     ),
     "final": (
-        "Final evaluation: deterministic policy, 10 episodes",
+        "Final evaluation of the deterministic policy",
         ("last deterministic evaluation, mean of 10 episodes",),
     ),
     "max": (
-        "Maximum over training of the across-seed mean evaluation (deterministic, 10 episodes each)",
+        "Maximum over training of the across-seed mean evaluation (deterministic policy)",
         (
             "max over training of the across-seed mean of deterministic evaluation return (10 episodes each)",
             "max over training of the across-seed mean of deterministic evaluation return (10 episodes)",
@@ -155,6 +155,8 @@ def number(x: float) -> str:
 
 def ours(scores: np.ndarray) -> tuple[str, str]:
     """Mean ± std (ddof 0) and the IQM with its 95 % interval, as text."""
+    if len(scores) == 1:
+        return number(scores[0]), "–"
     low, high = stratified_bootstrap(scores[:, None], interquartile_mean, reps=10_000, seed=0)
     iqm = f"{number(interquartile_mean(scores))} [{number(low)}, {number(high)}]"
     return f"{number(scores.mean())} ± {number(scores.std())}", iqm
@@ -361,6 +363,8 @@ def report(name: str, results: Path, readme: Path) -> list[Path]:
         text.append(f"**Incomplete: {missing} of the suite's runs are not published yet.**\n")
     for which, (title, _) in RETURNS.items():
         text += [f"## {title}\n", returns_table(groups, which)]
+    episodes = sorted({len(summary["final_eval"]["returns"]) for group in groups for summary in group.summaries})
+    text.append(f"One evaluation is {' or '.join(map(str, episodes))} episodes.\n")
     text += [LEGEND, "Published numbers:\n", sources_list(groups)]
     if improvements := improvement_table(groups):
         text += ["## Settings against each other, last 100 training episodes\n", improvements]
