@@ -14,7 +14,7 @@ Deviations from the paper, each with its reason:
     return, both clipped to ±10: tasks differ in their units. The observation scales are frozen while a rollout is
     collected and trained on, so that the ratio of the first minibatch is 1 (up to rounding).
  2. Advantages are whitened per minibatch, the whole gradient is clipped to a norm of 0.5: less to tune per reward.
- 3. Weights begin orthogonal, with gain √2 in hidden layers and 0.01 for the mean of the policy: it begins near its noise.
+ 3. Weights begin orthogonal, with gain √2 in hidden layers and 0.01 for the mean action, which so begins near zero.
  4. Adam's ε is 1e-5, and its learning rate falls linearly to zero, so that the policy settles.
  5. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
  6. The squared value error is halved; it is not clipped, which did not help in Andrychowicz et al. (2021).
