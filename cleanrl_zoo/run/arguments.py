@@ -39,7 +39,7 @@ class RunArgs:
     """log to Weights & Biases as well"""
     log_every: int = 2000
     """steps between two rows of the log; metrics are means over the interval"""
-    eval_every: int = 100_000
+    eval_every: int = 250_000
     """steps between two evaluations of the deterministic policy; 0: only at the end"""
     eval_episodes: int = 10
     """episodes of one evaluation"""

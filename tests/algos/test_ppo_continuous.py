@@ -416,7 +416,7 @@ def write_fingerprint() -> None:
     FINGERPRINT.write_text(json.dumps(fingerprint(), indent=1) + "\n")
 
 
-LEARN = ("--num-envs", "8", "--num-steps", "256", "--no-compile", "--env-threads", "1")
+LEARN = ("--no-compile", "--env-threads", "1")
 RECORDED = [204.25, 224.55, 124.5, 195.0, 224.65, 180.3, 148.5, 231.3, 164.25, 241.7]
 RANDOM = 7.0
 
