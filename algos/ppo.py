@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -37,7 +36,7 @@ from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, g
 from cleanrl_zoo.core.distributions import Categorical
 from cleanrl_zoo.core.value_losses import clipped_value_loss, squared_value_loss
 from cleanrl_zoo.data.rollout import Rollout
-from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, check_spaces, make_vec, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 
@@ -237,26 +236,10 @@ def minibatch_step(
         return torch.stack([policy_loss, value_loss, entropy, kl, low + high, low, high, grad_norm]).detach()
 
 
-def check_spaces(envs: VecEnv) -> None:
-    """Raises ValueError unless observations are flat and actions Discrete: the networks of this file need both."""
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    if isinstance(action_space, gymnasium.spaces.Box):
-        raise ValueError(
-            f"--env {envs.env_id}: its actions are {action_space}, not Discrete; use algos/ppo_continuous.py"
-        )
-    if not isinstance(action_space, gymnasium.spaces.Discrete) or action_space.start != 0:
-        raise ValueError(f"--env {envs.env_id}: its actions are {action_space}, must be Discrete, counted from 0")
-    if len(obs_space.shape or ()) != 1:
-        raise ValueError(
-            f"--env {envs.env_id}: its observations are {obs_space}, must be a flat vector; flatten them with "
-            "gymnasium.wrappers.FlattenObservation in a registered environment of your own"
-        )
-
-
 def main(args: Args) -> None:
     with usage_errors():
         envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads)
-        check_spaces(envs)
+        check_spaces(envs, "discrete", "algos/ppo_continuous.py")
         eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
@@ -290,7 +273,7 @@ def main(args: Args) -> None:
 def save_policy(folder: Path, agent: Agent, args: Args, envs: VecEnv, card: dict) -> None:
     """The policy as a file of its own, without critic and optimizer: `python -m cleanrl_zoo.zoo evaluate <folder>`."""
     sizes = [*envs.single_observation_space.shape, *args.hidden, int(envs.single_action_space.n)]
-    card["policy"] = {"builder": "mlp", "sizes": sizes, "activation": "tanh", "distribution": "categorical"}
+    card["policy"] = zoo.policy_spec(sizes, "tanh", envs.single_action_space)
     zoo.save(folder, policy=zoo.Policy(card["policy"], agent.actor), card=card)
 
 

@@ -29,7 +29,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ from cleanrl_zoo import zoo
 from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, gae, k3, normalize, squared_value_loss
 from cleanrl_zoo.core.distributions import DiagGaussian
 from cleanrl_zoo.data.rollout import Rollout
-from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 
@@ -240,21 +239,10 @@ def minibatch_step(
         return torch.stack([policy_loss, value_loss, entropy, kl, low + high, low, high, grad_norm]).detach()
 
 
-def check_spaces(envs: VecEnv) -> None:
-    """Raises ValueError unless observations are flat and actions a Box: the networks of this file need both."""
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    given = f"--env {envs.env_id}: observations {obs_space}, actions {action_space}"
-    if len(obs_space.shape or ()) != 1:
-        raise ValueError(f"{given}: observations must be flat vectors")
-    box = isinstance(action_space, gymnasium.spaces.Box) and action_space.dtype.kind == "f"
-    if not box or len(action_space.shape) != 1:
-        raise ValueError(f"{given}: actions must be a flat Box of floating numbers; for Discrete ones: algos/ppo.py")
-
-
 def main(args: Args) -> None:
     with usage_errors():
         envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads)
-        check_spaces(envs)
+        check_spaces(envs, "box", "algos/ppo.py")
         eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
@@ -287,10 +275,8 @@ def main(args: Args) -> None:
 
 def save_policy(folder: Path, agent: Agent, args: Args, envs: VecEnv, card: dict) -> None:
     """The policy as a file of its own, without critic and optimizer: `python -m cleanrl_zoo.zoo evaluate <folder>`."""
-    low, high = (torch.nan_to_num(bound).tolist() for bound in (agent.low, agent.high))  # JSON knows no infinity
-    sizes = [*envs.single_observation_space.shape, *args.hidden, len(low)]
-    card["policy"] = {"builder": "mlp", "sizes": sizes, "activation": "tanh", "distribution": "diag_gaussian",
-                      "action_low": low, "action_high": high}  # fmt: skip
+    sizes = [*envs.single_observation_space.shape, *args.hidden, len(agent.low)]
+    card["policy"] = zoo.policy_spec(sizes, "tanh", envs.single_action_space)
     zoo.save(folder, policy=zoo.Policy(card["policy"], agent.actor, agent.log_std, agent.obs_norm), card=card)
 
 

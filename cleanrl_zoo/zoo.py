@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,17 @@ class Policy(nn.Module):
             output = output + self.log_std.exp() * torch.randn(output.shape, generator=generator)
         low, high = (np.asarray(self.spec[key], np.float32) for key in ("action_low", "action_high"))
         return np.clip(output.numpy(), low, high)
+
+
+def policy_spec(sizes: Sequence[int], activation: str, action_space: gymnasium.Space) -> dict[str, Any]:
+    """The card's entry "policy" of an `mlp` with these sizes: categorical over a Discrete space, else a diagonal
+    Gaussian clipped to the Box."""
+    spec = {"builder": "mlp", "sizes": list(sizes), "activation": activation}
+    if isinstance(action_space, gymnasium.spaces.Discrete):
+        return {**spec, "distribution": "categorical"}
+    # JSON knows no infinity
+    low, high = (np.nan_to_num(bound.astype(np.float32)).tolist() for bound in (action_space.low, action_space.high))
+    return {**spec, "distribution": "diag_gaussian", "action_low": low, "action_high": high}
 
 
 def save(folder: str | Path, *, policy: nn.Module, card: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from cleanrl_zoo.envs import probes as probes  # registers the probe environments with Gymnasium
 from cleanrl_zoo.envs.episodes import run_episodes
 from cleanrl_zoo.envs.normalize import ObsNormalizer, RewardScaler
+from cleanrl_zoo.envs.spaces import check_spaces
 from cleanrl_zoo.envs.vec import EVAL_STREAM, TRAIN_STREAM, VecEnv, VecStep, make_vec
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "RewardScaler",
     "VecEnv",
     "VecStep",
+    "check_spaces",
     "make_vec",
     "run_episodes",
 ]

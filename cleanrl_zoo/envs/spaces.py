@@ -1,0 +1,35 @@
+"""What a file's networks can take in and give out, checked before anything is built."""
+
+from typing import Literal
+
+import gymnasium
+
+from cleanrl_zoo.envs.vec import VecEnv
+
+
+def check_spaces(envs: VecEnv, actions: Literal["box", "discrete", "any"], other: str = "") -> None:
+    """Raises ValueError, one line, unless observations are flat vectors and actions are of the named kind.
+
+    actions: "box" for a flat Box of floating numbers, "discrete" for a Discrete counted from 0, "any" for either.
+    other: the file for the other kind, for the message.
+    """
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    given = f"--env {envs.env_id}: observations {obs_space}, actions {action_space}"
+    if len(obs_space.shape or ()) != 1:
+        raise ValueError(
+            f"{given}: observations must be flat vectors; flatten them with gymnasium.wrappers.FlattenObservation in a "
+            "registered environment of your own"
+        )
+    advice = f"; for these: {other}" if other and _kind(action_space) in ("box", "discrete") else ""
+    if _kind(action_space) not in (("box", "discrete") if actions == "any" else (actions,)):
+        allowed = {"box": "a flat Box of floating numbers", "discrete": "Discrete, counted from 0"}
+        allowed["any"] = f"{allowed['box']} or {allowed['discrete']}"
+        raise ValueError(f"{given}: actions must be {allowed[actions]}{advice}")
+
+
+def _kind(space: gymnasium.Space) -> str:
+    if isinstance(space, gymnasium.spaces.Box) and space.dtype.kind == "f" and len(space.shape) == 1:
+        return "box"
+    if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:
+        return "discrete"
+    return "neither"
