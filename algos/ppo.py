@@ -19,6 +19,7 @@ Deviations from the paper, each with its reason:
  6. The squared value error is halved (equation 9 has no ½) and clipped: ½ max((V − R)², (V_old + clip(V − V_old, ±ε)
     − R)²), ε in the unit of the return. The published results for these tasks were made with it;
     `--no-clip-value-loss` leaves only the ½.
+ 7. `--normalize`, off unless asked for, scales observations and rewards by running statistics, where their units matter.
 
 Run:    python algos/ppo.py --env CartPole-v1
 """
@@ -36,7 +37,7 @@ from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, g
 from cleanrl_zoo.core.distributions import Categorical
 from cleanrl_zoo.core.value_losses import clipped_value_loss, squared_value_loss
 from cleanrl_zoo.data.rollout import Rollout
-from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, check_spaces, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 
@@ -61,6 +62,8 @@ class Args(EnvArgs):
     """discount factor"""
     gae_lambda: float = 0.95
     """λ of the generalised advantage estimate"""
+    normalize: bool = False
+    """centre and divide observations, and divide rewards, by running scales (as ppo_continuous.py always does)"""
     num_minibatches: int = 4
     """minibatches per epoch; must divide the batch"""
     update_epochs: int = 4
@@ -87,38 +90,45 @@ class Args(EnvArgs):
         check(self, "gamma", "gae_lambda", at_least=0, at_most=1)
         check(self, "vf_coef", "ent_coef", at_least=0)
         if self.batch_size % self.num_minibatches:
-            raise ValueError(
-                f"--num-minibatches {self.num_minibatches}: must divide the batch of {self.batch_size} "
-                f"(--num-envs {self.num_envs} × --num-steps {self.num_steps})"
-            )
+            batch = f"the batch of {self.batch_size} (--num-envs {self.num_envs} × --num-steps {self.num_steps})"
+            raise ValueError(f"--num-minibatches {self.num_minibatches}: must divide {batch}")
 
     @property
     def batch_size(self) -> int:
         return self.num_envs * self.num_steps
 
 
+# The settings of RL Baselines3 Zoo, whose vf_coef of 0.5 belongs to an error that is not halved.
+_RL_ZOO = {"learning_rate": 3e-4, "anneal_lr": False, "clip_coef": 0.2, "clip_value_loss": False, "vf_coef": 1.0}
 PRESETS = {
-    "debug": {
-        "total_timesteps": 1024, "num_envs": 2, "update_epochs": 2,
-        "compile": False, "eval_episodes": 2, "checkpoint_every": 512, "env_threads": 1, "log_every": 256,
-    },
+    "mountain_car": {**_RL_ZOO, "env": "MountainCar-v0", "total_timesteps": 1_000_000, "num_envs": 16, "num_steps": 16,
+                     "gae_lambda": 0.98, "ent_coef": 0.0, "normalize": True},
+    # Box2D cannot save its state: ten limits of 1,000 steps in 16 environments lie between two checkpoints
+    "lunar_lander": {**_RL_ZOO, "env": "LunarLander-v3", "total_timesteps": 1_000_000, "num_envs": 16,
+                     "num_steps": 1024, "num_minibatches": 256, "gamma": 0.999, "gae_lambda": 0.98,
+                     "checkpoint_every": 200_000},
+    "debug": {"total_timesteps": 1024, "num_envs": 2, "update_epochs": 2, "compile": False, "eval_episodes": 2,
+              "checkpoint_every": 512, "env_threads": 1, "log_every": 256},
 }  # fmt: skip
 
 
 class Agent(nn.Module):
     """Two separate networks: the logits of a categorical policy, and the value."""
 
-    def __init__(self, obs_dim: int, num_actions: int, hidden: Sequence[int], generator: torch.Generator) -> None:
+    def __init__(
+        self, obs_dim: int, num_actions: int, hidden: Sequence[int], normalize: bool, generator: torch.Generator
+    ) -> None:
         super().__init__()
         gains = [2**0.5] * len(hidden)
+        self.obs_norm = ObsNormalizer((obs_dim,)) if normalize else nn.Identity()
         self.actor = mlp([obs_dim, *hidden, num_actions], "tanh", [*gains, 0.01], generator)
         self.critic = mlp([obs_dim, *hidden, 1], "tanh", [*gains, 1.0], generator)
 
-    def policy(self, obs: Tensor) -> Categorical:
-        return Categorical(self.actor(obs))
+    def policy(self, normalized_obs: Tensor) -> Categorical:
+        return Categorical(self.actor(normalized_obs))
 
-    def value(self, obs: Tensor) -> Tensor:
-        return self.critic(obs).squeeze(-1)
+    def value(self, normalized_obs: Tensor) -> Tensor:
+        return self.critic(normalized_obs).squeeze(-1)
 
 
 @dataclass
@@ -127,6 +137,7 @@ class TrainState:
 
     agent: Agent
     optimizer: Adam
+    reward_scaler: RewardScaler
     obs: np.ndarray  # [N, D] what the next action is chosen on
     noise_generator: torch.Generator
     minibatch_generator: torch.Generator
@@ -136,10 +147,12 @@ class TrainState:
     @classmethod
     def create(cls, args: Args, envs: VecEnv) -> "TrainState":
         obs_dim, num_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-        agent = Agent(obs_dim, num_actions, args.hidden, torch_generator(args.seed, "init")).to(args.device)
+        sizes = obs_dim, num_actions, args.hidden
+        agent = Agent(*sizes, args.normalize, torch_generator(args.seed, "init")).to(args.device)
         return cls(
             agent=agent,
             optimizer=Adam(agent.parameters(), eps=1e-5),
+            reward_scaler=RewardScaler(args.num_envs, args.gamma),
             obs=envs.reset(),
             noise_generator=torch_generator(args.seed, "noise", args.device),
             minibatch_generator=torch_generator(args.seed, "minibatch", args.device),
@@ -148,12 +161,13 @@ class TrainState:
     def cut(self, obs: np.ndarray) -> None:
         """Goes on in `obs` [N, D] after all episodes were dropped, as an engine does that cannot save its state."""
         self.obs = obs
+        self.reward_scaler.running_return.zero_()
 
 
 @torch.no_grad()
 def act(agent: Agent, obs: Tensor, noise: Tensor) -> Tensor:
     """The actions [N] sampled in `obs` [N, D] with `noise` [N, A], uniform in [0, 1)."""
-    return agent.policy(obs).sample(noise)
+    return agent.policy(agent.obs_norm(obs)).sample(noise)
 
 
 def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> None:
@@ -169,7 +183,6 @@ def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, ar
     state.global_step += args.batch_size
 
 
-# What one minibatch step reports, in this order.
 STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clipfrac",
          "losses/clipfrac_low", "losses/clipfrac_high", "losses/grad_norm")  # fmt: skip
 
@@ -177,11 +190,13 @@ STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/ap
 def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: Args) -> dict[str, Tensor | float]:
     """Advantages, then K epochs of shuffled minibatches: the rest of algorithm 1."""
     agent, device = state.agent, args.device
+    rewards = state.reward_scaler(rollout.rewards, rollout.done) if args.normalize else rollout.rewards  # [T, N]
     rollout = rollout.to(device)
-    obs, rewards, terminated, done = rollout.obs, rollout.rewards, rollout.terminated, rollout.done  # [T, N, ...]
+    terminated, done = rollout.terminated, rollout.done
     with torch.no_grad():
-        values, next_values = agent.value(obs), agent.value(rollout.final_obs)  # [T, N]
-        rewards = rewards.to(values.dtype)
+        obs = agent.obs_norm(rollout.obs)  # [T, N, D]
+        values, next_values = agent.value(obs), agent.value(agent.obs_norm(rollout.final_obs))  # [T, N]
+        rewards = rewards.to(device, values.dtype)
         advantages = gae(rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
         returns = advantages + values
         old_logprob = agent.policy(obs).log_prob(rollout.actions)
@@ -189,8 +204,7 @@ def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: 
     batch = [x.flatten(0, 1) for x in (obs, rollout.actions, old_logprob, values, advantages, returns)]  # [T·N, ...]
     remaining = 1.0 - state.iteration * args.batch_size / args.total_timesteps if args.anneal_lr else 1.0
     learning_rate = torch.tensor(args.learning_rate * remaining, device=device)
-    coefs = (args.clip_coef, args.clip_value_loss, args.vf_coef, args.ent_coef, args.max_grad_norm)
-    epochs = []
+    coefs, epochs = (args.clip_coef, args.clip_value_loss, args.vf_coef, args.ent_coef, args.max_grad_norm), []
     for _ in range(args.update_epochs):
         order = torch.randperm(args.batch_size, generator=state.minibatch_generator, device=device)
         rows = order.view(args.num_minibatches, -1)  # [minibatches, M]
@@ -199,6 +213,8 @@ def update(state: TrainState, rollout: Rollout, minibatch_step: Callable, args: 
         epochs.append(torch.stack(stats).mean(0))
         if args.target_kl is not None and epochs[-1][STATS.index("losses/approx_kl")] > args.target_kl:
             break
+    if args.normalize:
+        agent.obs_norm.update(rollout.obs)  # only now: the old log-probs belong to the scales of the rollout
     state.iteration += 1
     return {
         **dict(zip(STATS, torch.stack(epochs).mean(0), strict=True)),
@@ -244,11 +260,12 @@ def main(args: Args) -> None:
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the deterministic policy's episodes: its most likely actions."""
+        agent = state.agent
 
         @torch.no_grad()
         def most_likely_action(obs: np.ndarray) -> np.ndarray:
             obs = torch.as_tensor(obs, dtype=torch.float32, device=args.device)
-            return state.agent.policy(obs).mode().cpu().numpy()
+            return agent.policy(agent.obs_norm(obs)).mode().cpu().numpy()
 
         return run_episodes(eval_envs, most_likely_action)
 
@@ -274,7 +291,8 @@ def save_policy(folder: Path, agent: Agent, args: Args, envs: VecEnv, card: dict
     """The policy as a file of its own, without critic and optimizer: `python -m cleanrl_zoo.zoo evaluate <folder>`."""
     sizes = [*envs.single_observation_space.shape, *args.hidden, int(envs.single_action_space.n)]
     card["policy"] = zoo.policy_spec(sizes, "tanh", envs.single_action_space)
-    zoo.save(folder, policy=zoo.Policy(card["policy"], agent.actor), card=card)
+    obs_norm = agent.obs_norm if args.normalize else None
+    zoo.save(folder, policy=zoo.Policy(card["policy"], agent.actor, obs_norm=obs_norm), card=card)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,10 @@ class Args(EnvArgs):
 
 PRESETS = {
     "cleanrl": {"num_envs": 1, "num_steps": 2048},  # the sizes that CleanRL's results were made with
+    # RL Baselines3 Zoo's, without its state-dependent noise; its vf_coef of 0.5 belongs to an error that is not halved
+    "pendulum": {"env": "Pendulum-v1", "total_timesteps": 100_000, "num_envs": 4, "num_steps": 1024,
+                 "num_minibatches": 64, "learning_rate": 1e-3, "anneal_lr": False, "gamma": 0.9, "vf_coef": 1.0,
+                 "eval_every": 20_000},
     "debug": {"total_timesteps": 1024, "num_envs": 2, "num_steps": 128, "num_minibatches": 4, "update_epochs": 2,
               "compile": False, "eval_episodes": 2, "checkpoint_every": 512, "env_threads": 1, "log_every": 256},
 }  # fmt: skip

@@ -1,32 +1,209 @@
-"""Trains Stable-Baselines3's PPO through its own public entry point, with its own defaults, and saves the model.
+"""Trains with Stable-Baselines3 (sb3-contrib for TRPO), or with SBX, through their own public entry points.
 
-Measured by `speed.py` as a process, from start to exit. The last line printed is the number of environment steps taken
-(SB3 completes its last rollout).
+    python benchmarks/peers_sb3.py --algo sac --env Hopper-v4 --total-timesteps 100000 --run-dir runs/sb3_sac
+
+With their defaults, or with the constructor's arguments that `--settings` names as JSON. `--out` saves the model:
+`speed.py` measures that as a process, from start to exit. `--run-dir` leaves the files that a run of `algos/` leaves,
+so that `run.py` can run and publish it: its log, evaluations on the environments and seeds of ours, and its summary.
+The last line printed is the number of environment steps taken (a last rollout is completed).
+
+Only what the measured process needs is imported at the top: SBX has an environment of its own, without this package.
 """
 
 import argparse
+import json
+import sys
+import time
+from collections import deque
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import torch
-from stable_baselines3 import PPO
+from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--env", default="Hopper-v4")
-parser.add_argument("--steps", type=int, default=1_000_000)
-parser.add_argument(
-    "--num-envs", type=int, default=1, help="more than 1: DummyVecEnv, with the same 2048 steps per rollout"
-)
-parser.add_argument("--threads", type=int, default=0, help="torch threads; 0: torch's default")
-parser.add_argument("--seed", type=int, default=1)
-parser.add_argument("--out", required=True)
-args = parser.parse_args()
+ALGORITHMS = ("ppo", "a2c", "sac", "dqn", "trpo")
 
-if args.threads:
-    torch.set_num_threads(args.threads)
-if args.num_envs == 1:
-    model = PPO("MlpPolicy", args.env, seed=args.seed)
-else:
-    model = PPO("MlpPolicy", make_vec_env(args.env, args.num_envs), n_steps=2048 // args.num_envs, seed=args.seed)
-model.learn(args.steps)
-model.save(args.out)
-print(model.num_timesteps)
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; errors are one line, exit code 2."""
+    parser = argparse.ArgumentParser(description=__doc__, usage=argparse.SUPPRESS)
+    parser.add_argument("--algo", choices=ALGORITHMS, default="ppo")
+    parser.add_argument("--package", choices=("sb3", "sbx"), default="sb3")
+    parser.add_argument("--env", default="Hopper-v4")
+    parser.add_argument("--total-timesteps", type=int, default=1_000_000)
+    parser.add_argument("--num-envs", type=int, default=1, help="more than 1: DummyVecEnv")
+    parser.add_argument(
+        "--settings", default="{}", help="JSON: arguments of the constructor; default: the package's own"
+    )
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0: torch's default")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", help="file to save the model to")
+    parser.add_argument("--run-dir", type=Path, help="folder for the run's log and summary")
+    parser.add_argument("--log-every", type=int, default=2000, help="steps between two rows of the log")
+    parser.add_argument("--eval-every", type=int, default=250_000, help="steps between two evaluations; 0: at the end")
+    parser.add_argument("--eval-episodes", type=int, default=10)
+    args = parser.parse_args(argv)
+    for name in ("total_timesteps", "num_envs", "log_every", "eval_episodes"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1")
+    try:
+        keywords(args.settings)
+    except (ValueError, AttributeError) as error:
+        parser.error(f"--settings {args.settings}: must be a JSON object of the constructor's arguments ({error})")
+    if args.package == "sbx" and args.algo not in ("ppo", "sac", "dqn"):
+        parser.error(f"--algo {args.algo}: SBX has ppo, sac and dqn")
+    return args
+
+
+def keywords(settings: str) -> dict[str, Any]:
+    """The constructor's arguments; an activation is given by its name in torch.nn."""
+    values = json.loads(settings)
+    if not isinstance(values, dict):
+        raise ValueError("not an object")
+    policy = values.get("policy_kwargs", {})
+    if "activation_fn" in policy:
+        policy["activation_fn"] = getattr(torch.nn, policy["activation_fn"])
+    return values
+
+
+def make(args: argparse.Namespace) -> BaseAlgorithm:
+    """The package's model, as its documentation makes it."""
+    if args.package == "sbx":
+        import sbx
+
+        algorithm = getattr(sbx, args.algo.upper())
+    elif args.algo == "trpo":
+        from sb3_contrib import TRPO as algorithm
+    else:
+        algorithm = {"ppo": PPO, "a2c": A2C, "sac": SAC, "dqn": DQN}[args.algo]
+    env = args.env if args.num_envs == 1 else make_vec_env(args.env, args.num_envs)
+    return algorithm("MlpPolicy", env, seed=args.seed, **keywords(args.settings))
+
+
+class Recorder(BaseCallback):
+    """Notes the training episodes, evaluates and writes the log, at the same multiples of steps as a run of ours."""
+
+    def __init__(self, args: argparse.Namespace, log: Any, evaluate: Any) -> None:
+        super().__init__()
+        self.args, self.log, self.evaluate = args, log, evaluate
+        self.returns: deque[float] = deque(maxlen=100)
+        self.episodes: list[tuple[float, float]] = []  # since the last row: return, length
+        self.eval_curve: list[list[float]] = []
+        self.eval_returns: list[float] = []
+        self.previous, self.started = 0, time.perf_counter()
+
+    def _on_step(self) -> bool:
+        for info in self.locals["infos"]:
+            if "episode" in info:
+                self.episodes.append((float(info["episode"]["r"]), float(info["episode"]["l"])))
+                self.returns.append(self.episodes[-1][0])
+        previous, self.previous = self.previous, self.num_timesteps
+        if self.num_timesteps < self.args.total_timesteps:  # the end comes after the last update: `finish`
+            evaluate = self._due(previous, self.args.eval_every)
+            if evaluate or self._due(previous, self.args.log_every):
+                self.write(evaluate)
+        return True
+
+    def _due(self, previous: int, every: int) -> bool:
+        return every > 0 and self.num_timesteps // every > previous // every
+
+    def write(self, evaluate: bool) -> None:
+        """Writes one row of the log, with an evaluation if asked."""
+        row = {"charts/episodes": float(len(self.episodes))}
+        if self.episodes:
+            returns, lengths = zip(*self.episodes, strict=True)
+            row["charts/episodic_return"] = sum(returns) / len(returns)
+            row["charts/episodic_length"] = sum(lengths) / len(lengths)
+        if evaluate:
+            self.eval_returns, lengths = self.evaluate()
+            mean = sum(self.eval_returns) / len(self.eval_returns)
+            self.eval_curve.append([self.num_timesteps, mean])
+            row |= {"eval/episodic_return": mean, "eval/episodic_length": sum(lengths) / len(lengths)}
+        row["charts/SPS"] = self.num_timesteps / (time.perf_counter() - self.started)
+        self.log.write(self.num_timesteps, row)
+        self.episodes = []
+
+
+def record(model: BaseAlgorithm, args: argparse.Namespace) -> None:
+    """Trains and writes run.json, metrics.jsonl and summary.json into the run folder.
+
+    Evaluations play on our environments of the evaluation stream: the same first states as in our runs of that seed.
+    """
+    from cleanrl_zoo.envs import EVAL_STREAM, make_vec, run_episodes
+    from cleanrl_zoo.run.checkpoint import write_json
+    from cleanrl_zoo.run.metrics import MetricLog
+    from cleanrl_zoo.run.provenance import git_commit, machine, versions
+
+    args.run_dir.mkdir(parents=True, exist_ok=True)
+    eval_envs = make_vec(args.env, args.eval_episodes, args.seed, stream=EVAL_STREAM, threads=1)
+    own = make_vec(args.env, 1, args.seed, "gymnasium")  # for its name and versions: what the package steps
+    package = {"sb3": "stable-baselines3", "sbx": "sbx-rl"}[args.package]
+    packages = [package] if args.algo != "trpo" else [package, "sb3-contrib"]
+    commit, dirty = git_commit(Path(__file__).parent)
+    flags = {name: value for name, value in vars(args).items() if name not in ("run_dir", "out")}
+    run = {
+        "algorithm": "peers_sb3",
+        "args": flags,
+        "provenance": {
+            "commit": commit,
+            "dirty": dirty,
+            "versions": {**versions(), **{name: metadata.version(name) for name in packages}},
+            "machine": machine(),
+            "env": {"id": args.env, "engine": own.engine, "versions": own.versions()},
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        },
+        "command": ["python", "benchmarks/peers_sb3.py", *sys.argv[1:]],
+    }
+    own.close()
+    write_json(args.run_dir / "run.json", run)
+
+    def evaluate() -> tuple[list[float], list[float]]:
+        returns, lengths = run_episodes(eval_envs, lambda obs: model.predict(obs, deterministic=True)[0])
+        return [float(value) for value in returns], [float(value) for value in lengths]
+
+    log = MetricLog(args.run_dir)
+    recorder = Recorder(args, log, evaluate)
+    model.learn(args.total_timesteps, callback=recorder)
+    recorder.write(evaluate=True)
+    log.close()
+    eval_envs.close()
+    seconds = time.perf_counter() - recorder.started
+    last = list(recorder.returns)
+    summary = {
+        "algorithm": "peers_sb3",
+        "env": args.env,
+        "engine": "gymnasium",
+        "seed": args.seed,
+        "global_step": model.num_timesteps,
+        "finished": True,
+        "train_last100": {"mean": sum(last) / len(last) if last else None, "returns": last},
+        "final_eval": {"mean": recorder.eval_curve[-1][1], "returns": recorder.eval_returns},
+        "eval_curve": recorder.eval_curve,
+        "cut_episodes": 0,
+        "wall_clock_s": round(seconds, 1),
+        "steps_per_second": round(model.num_timesteps / seconds, 1),
+    }
+    write_json(args.run_dir / "summary.json", summary)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    model = make(args)
+    if args.run_dir is None:
+        model.learn(args.total_timesteps)
+    else:
+        record(model, args)
+    if args.out:
+        model.save(args.out)
+    print(model.num_timesteps)
+
+
+if __name__ == "__main__":
+    main()

@@ -38,6 +38,17 @@ def suite(name: str) -> tuple[Entry, ...]:
     return SUITES[name]
 
 
+def source(suite_name: str, entry: Entry, seed: int) -> tuple[Path, Entry]:
+    """Where a seed's run lives, as `<suite>/<name>/<env>/seed_<k>`, and the entry that it is made by.
+
+    Other than the suite's own folder and `entry` itself where the entry names another suite's results, or a longer run.
+    """
+    for other in SUITES.get(suite_name, ()):
+        if (other.name, other.env) == (entry.longer, entry.env) and seed in other.seeds:
+            return source(suite_name, other, seed)
+    return Path(entry.results or suite_name) / entry.name / entry.env / f"seed_{seed}", entry
+
+
 def check_made_as_asked(folder: Path, entry: Entry, seed: int) -> None:
     """Raises ValueError if the run in `folder` was made with other flags than the suite's."""
     args = read_run(folder)["args"]

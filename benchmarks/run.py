@@ -1,6 +1,7 @@
 """Runs a suite: starts what is missing, resumes what was cut, publishes what is finished.
 
     python benchmarks/run.py --suite first_light --jobs 2
+    python benchmarks/run.py --suite mujoco --only trpo a2c/Hopper-v4
 
 One run is one process with one thread. Several runners may work on one suite: a lock per run keeps them apart.
 Exit code 0: every run of the suite is published; 1: some are not (failures are listed); 130: interrupted.
@@ -17,11 +18,22 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from records import ROOT, Parser, check_made_as_asked, publish, publish_policy, read_run, read_summary, suite
+from records import (
+    ROOT,
+    Parser,
+    check_made_as_asked,
+    publish,
+    publish_policy,
+    read_run,
+    read_summary,
+    source,
+    suite,
+)
 from suites import Entry
 
 from cleanrl_zoo.run.arguments import usage_errors
 
+BENCHMARKS = Path(__file__).parent
 STOP_SECONDS = 60  # what a run may take to stop after Ctrl-C before it is killed; its last checkpoint stays
 
 
@@ -65,20 +77,23 @@ def claim(job: Job) -> bool:
 
 
 def start(job: Job, algos: Path) -> None:
-    """Starts the run, or resumes it from its last checkpoint.
+    """Starts the run, or resumes it from its last checkpoint; a peer's begins again.
 
     Raises:
         ValueError: if what lies in the run's folder is not the run that the suite asks for.
     """
-    script = algos / f"{job.entry.algorithm}.py"
-    if (job.run_dir / "run.json").exists():
+    script = (BENCHMARKS if job.entry.is_peer else algos) / f"{job.entry.algorithm}.py"
+    begun = (job.run_dir / "run.json").exists()
+    if begun:
         check_made_as_asked(job.run_dir, job.entry, job.seed)
+    if begun and not job.entry.is_peer:
         command = [sys.executable, script, "--resume", job.run_dir]
     else:
-        if job.run_dir.exists():  # killed before it had written anything
+        if job.run_dir.exists():  # killed before it had written anything, or a peer's, which cannot be resumed
             shutil.rmtree(job.run_dir)
         asked = ["--env", job.entry.env, "--seed", job.seed, "--total-timesteps", job.entry.steps, *job.entry.flags]
-        command = [sys.executable, script, "--run-dir", job.run_dir, "--threads", 1, "--env-threads", 1, *asked]
+        one = ["--threads", 1] if job.entry.is_peer else ["--threads", 1, "--env-threads", 1]
+        command = [sys.executable, script, "--run-dir", job.run_dir, *one, *asked]
     with open(job.beside(".stdout"), "w") as stdout, open(job.beside(".stderr"), "w") as stderr:
         job.process = subprocess.Popen(
             [str(word) for word in command],
@@ -184,30 +199,60 @@ def run_jobs(jobs: list[Job], slots: int, algos: Path = ROOT / "algos") -> int:
     return 0 if done == len(jobs) else 1
 
 
+def chosen(name: str, only: list[str]) -> list[Entry]:
+    """The suite's entries that one of the words `only` names; all of them without a word.
+
+    Raises:
+        ValueError: if a word names none.
+    """
+    entries = list(suite(name))
+    words = {entry: {entry.name, entry.env, f"{entry.name}/{entry.env}"} for entry in entries}
+    for word in only:
+        if not any(word in known for known in words.values()):
+            known = ", ".join(dict.fromkeys([e.name for e in entries] + [e.env for e in entries]))
+            raise ValueError(f"--only {word}: the suite {name} has {known} (and name/environment)")
+    return [entry for entry in entries if not only or words[entry] & set(only)]
+
+
+def make_jobs(name: str, entries: list[Entry], runs_dir: Path, results: Path) -> list[Job]:
+    """One job for each run that the entries need, be it another suite's; what two entries share is there once.
+
+    Raises:
+        ValueError: if the file of an algorithm does not exist.
+    """
+    jobs: dict[Path, Job] = {}
+    for entry in entries:
+        folder = BENCHMARKS if entry.is_peer else ROOT / "algos"
+        if not (folder / f"{entry.algorithm}.py").exists():
+            raise ValueError(f"--suite {name}: {folder.name}/{entry.algorithm}.py does not exist")
+        for seed in entry.seeds:
+            place, made_by = source(name, entry, seed)
+            jobs.setdefault(place, Job(made_by, seed, runs_dir / place, results / place))
+    return list(jobs.values())
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="benchmarks/run.py", description="Runs a suite and publishes its results.")
     parser.add_argument("--suite", required=True, help="a name in benchmarks/suites.py")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each; default 1")
     parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs", help="where runs live; default runs/")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="published results; default results/")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="of the suite, these: <name>, <env> or <name>/<env>"
+    )
     parser.add_argument("--zoo", action="store_true", help="run nothing; put the best policies into <results>/zoo")
     args = parser.parse_args(argv)
-    jobs = []
     with usage_errors():
         if args.jobs < 1:
             raise ValueError(f"--jobs {args.jobs}: must be at least 1")
-        for entry in suite(args.suite):
-            if not (ROOT / "algos" / f"{entry.algorithm}.py").exists():
-                raise ValueError(f"--suite {args.suite}: algos/{entry.algorithm}.py does not exist")
-            for seed in entry.seeds:
-                place = Path(args.suite) / entry.name / entry.env / f"seed_{seed}"
-                jobs.append(Job(entry, seed, args.runs_dir.resolve() / place, args.results.resolve() / place))
+        entries = chosen(args.suite, args.only)
+        jobs = make_jobs(args.suite, entries, args.runs_dir.resolve(), args.results.resolve())
         args.runs_dir.mkdir(parents=True, exist_ok=True)
     if args.zoo:
         with usage_errors():
-            for entry in suite(args.suite):
+            for entry in entries:
                 runs = [job.run_dir for job in jobs if job.entry == entry and (job.run_dir / "summary.json").exists()]
-                if runs:
+                if runs and not entry.is_peer:
                     folder = args.results.resolve() / "zoo" / entry.name / entry.env
                     print(f"{folder}: from {publish_policy(runs, folder)}")
         return 0

@@ -7,25 +7,56 @@ from dataclasses import dataclass
 class Entry:
     """One algorithm on one environment over several seeds; its runs live in `<suite>/<label>/<env>/seed_<k>`."""
 
-    algorithm: str  # file in algos/, without .py
+    algorithm: str  # file in algos/ (or a peer's in benchmarks/), without .py
     env: str
     seeds: tuple[int, ...]
     steps: int  # environment steps of each run
     flags: tuple[str, ...] = ()  # further flags of the algorithm's command line
     label: str = ""  # folder and row name; the algorithm where one suite has no second setting of it
+    results: str = ""  # the suite that has this very entry: its runs are shown here too, and not made twice
+    # The name of an entry of this suite on the same environment with more steps: a seed that both name is run once, and
+    # the beginning of that run counts here. Only for algorithms whose flags do not depend on the number of steps.
+    longer: str = ""
 
     @property
     def name(self) -> str:
         return self.label or self.algorithm
 
+    @property
+    def is_peer(self) -> bool:
+        """Whether another package learns here."""
+        return self.algorithm in PEERS
+
+
+PEERS = ("peers_sb3",)  # files in benchmarks/ that train with another package and take --algo
+
+
+def grid(
+    algorithms: tuple[str, ...],
+    envs: tuple[str, ...],
+    steps: int,
+    flags: tuple[str, ...],
+    own: dict[str, tuple[str, ...]] | None = None,
+    results: str = "",
+) -> tuple[Entry, ...]:
+    """Each algorithm on each environment, seeds 1 to 5. `own`: flags of single algorithms."""
+    return tuple(
+        Entry(algorithm, env, (1, 2, 3, 4, 5), steps, (*flags, *(own or {}).get(algorithm, ())), results=results)
+        for env in envs
+        for algorithm in algorithms
+    )
+
 
 EVERY_100K = ("--eval-every", "100000")  # more points for the curve than a run needs by itself
+EVERY_25K = ("--eval-every", "25000")
+CLASSIC = ("ppo", "ppo_penalty", "trpo", "a2c", "reinforce")
+# Flags beside the defaults, which are those for continuous control in all but ppo
+CLASSIC_OWN = {"ppo_penalty": ("--preset", "cart_pole")}
+MUJOCO = ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4")
+SB3_SAC = ("--algo", "sac", *EVERY_25K)
 
 SUITES: dict[str, tuple[Entry, ...]] = {
-    "first_light": tuple(
-        Entry("ppo_continuous", env, (1, 2, 3, 4, 5), 1_000_000, EVERY_100K)
-        for env in ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4")
-    ),
+    "first_light": grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K),
     # How many environments may PPO step side by side before it learns less? One batch is 2048 transitions in all of
     # them; wide_32 also has larger minibatches, 128 transitions instead of 64.
     "num_envs": tuple(
@@ -37,10 +68,36 @@ SUITES: dict[str, tuple[Entry, ...]] = {
             ("wide_32", ("--num-envs", "32", "--num-steps", "64", "--num-minibatches", "16")),
         )
     ),
-    "classic": tuple(Entry("ppo", env, (1, 2, 3, 4, 5), 500_000, EVERY_100K) for env in ("CartPole-v1", "Acrobot-v1")),
+    "classic": (*grid(CLASSIC, ("CartPole-v1", "Acrobot-v1"), 500_000, EVERY_100K, CLASSIC_OWN),),
+    "mujoco": (
+        *grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K, results="first_light"),
+        *grid(("ppo_penalty", "trpo", "a2c"), MUJOCO, 1_000_000, EVERY_100K),
+        *grid(("reinforce",), MUJOCO, 3_000_000, EVERY_100K),
+    ),
+    "sac": (
+        Entry("sac", "Hopper-v4", (1, 2, 3), 300_000, EVERY_25K, longer="sac_1m"),
+        Entry("sac", "Walker2d-v4", (1, 2, 3), 300_000, EVERY_25K),
+        Entry("sac", "HalfCheetah-v4", (1, 2, 3), 300_000, EVERY_25K),
+        Entry("sac", "Hopper-v4", (1,), 1_000_000, EVERY_25K, "sac_1m"),
+        # Stable-Baselines3 on this machine, with its own defaults, and ours at as many steps
+        Entry("peers_sb3", "Hopper-v4", (1, 2, 3), 100_000, SB3_SAC, "sb3_sac"),
+        Entry("sac", "Hopper-v4", (1, 2, 3), 100_000, EVERY_25K, "sac_100k", longer="sac"),
+    ),
 }
 
 FRONT_PAGE = "first_light"  # the suite whose table stands in the README
 
+# Suites whose report also shows published numbers of another version of the environment, with the version beside them,
+# where none of the same version is published.
+OTHER_VERSIONS = ("mujoco", "sac")
+
 # The name under which published.csv lists each algorithm file.
-PUBLISHED_NAMES = {"ppo": "PPO", "ppo_continuous": "PPO"}
+PUBLISHED_NAMES = {
+    "ppo": "PPO",
+    "ppo_continuous": "PPO",
+    "ppo_atari": "PPO",
+    "a2c": "A2C",
+    "trpo": "TRPO",
+    "reinforce": "REINFORCE",
+    "sac": "SAC",
+}

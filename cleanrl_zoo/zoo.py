@@ -28,13 +28,18 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, VecEnv, make_vec, run_episodes
 from cleanrl_zoo.envs.vec import env_seeds, quiet_mujoco
+from cleanrl_zoo.nn.cnn import nature_cnn
+from cleanrl_zoo.nn.heads import squashed_gaussian
 from cleanrl_zoo.nn.mlp import mlp
 
-DISTRIBUTIONS = ("diag_gaussian", "categorical")
+DISTRIBUTIONS = ("diag_gaussian", "squashed_gaussian", "categorical")
 BUILDERS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
     "mlp": lambda spec: mlp(spec["sizes"], spec["activation"]),
+    "nature_cnn": lambda spec: nn.Sequential(
+        nature_cnn(spec["obs_shape"], spec["channels"], spec["sizes"][0]), mlp(spec["sizes"], spec["activation"])
+    ),
 }
 
 
@@ -43,7 +48,10 @@ class Policy(nn.Module):
 
     `spec` is the card's entry "policy":
     `{"builder": "mlp", "sizes": [11, 64, 64, 3], "activation": "tanh", "distribution": "diag_gaussian",
-    "action_low": [...], "action_high": [...]}`; a categorical policy has no bounds.
+    "action_low": [...], "action_high": [...]}`; a categorical policy has no bounds; a "squashed_gaussian" has
+    "log_std_bounds" [lowest, highest] too, and sizes end in two numbers per action (`nn.heads.squashed_gaussian`).
+    The builder "nature_cnn" reads frames of "obs_shape" [C, H, W] with "channels" filters; "sizes" are then those of
+    its features and of the actions.
     """
 
     def __init__(
@@ -63,7 +71,8 @@ class Policy(nn.Module):
     def act(self, obs: np.ndarray, generator: torch.Generator | None = None) -> np.ndarray:
         """Actions [N, A] (or [N], categorical) for raw observations [N, ...].
 
-        The deterministic action: the mean clipped to the box, or the most likely category. With `generator`, a sample.
+        The deterministic action: the mean clipped to the box, the squashed mean, or the most likely category. With
+        `generator`, a sample.
         """
         x = torch.as_tensor(obs, dtype=torch.float32)
         output = self.network(x if self.obs_norm is None else self.obs_norm(x))  # [N, A]
@@ -71,21 +80,38 @@ class Policy(nn.Module):
             if generator is None:
                 return output.argmax(-1).numpy()
             return torch.multinomial(output.softmax(-1), 1, generator=generator).squeeze(-1).numpy()
+        if self.spec["distribution"] == "squashed_gaussian":
+            bounds = (torch.tensor(self.spec[key]) for key in ("action_low", "action_high"))
+            policy = squashed_gaussian(output, *bounds, *self.spec["log_std_bounds"])
+            return (policy.mode() if generator is None else policy.sample(generator=generator)[0]).numpy()
         if generator is not None:
             output = output + self.log_std.exp() * torch.randn(output.shape, generator=generator)
         low, high = (np.asarray(self.spec[key], np.float32) for key in ("action_low", "action_high"))
         return np.clip(output.numpy(), low, high)
 
 
-def policy_spec(sizes: Sequence[int], activation: str, action_space: gymnasium.Space) -> dict[str, Any]:
+def policy_spec(
+    sizes: Sequence[int],
+    activation: str,
+    action_space: gymnasium.Space,
+    log_std_bounds: tuple[float, float] | None = None,
+) -> dict[str, Any]:
     """The card's entry "policy" of an `mlp` with these sizes: categorical over a Discrete space, else a diagonal
-    Gaussian clipped to the Box."""
+    Gaussian clipped to the Box, or, with `log_std_bounds`, one squashed into it."""
     spec = {"builder": "mlp", "sizes": list(sizes), "activation": activation}
     if isinstance(action_space, gymnasium.spaces.Discrete):
         return {**spec, "distribution": "categorical"}
     # JSON knows no infinity
     low, high = (np.nan_to_num(bound.astype(np.float32)).tolist() for bound in (action_space.low, action_space.high))
-    return {**spec, "distribution": "diag_gaussian", "action_low": low, "action_high": high}
+    spec |= {"action_low": low, "action_high": high}
+    if log_std_bounds is not None:
+        return {**spec, "distribution": "squashed_gaussian", "log_std_bounds": list(log_std_bounds)}
+    return {**spec, "distribution": "diag_gaussian"}
+
+
+def _num_actions(spec: dict[str, Any]) -> int:
+    """A: the network's outputs, of which a squashed Gaussian has two per action."""
+    return spec["sizes"][-1] // 2 if spec["distribution"] == "squashed_gaussian" else spec["sizes"][-1]
 
 
 def save(folder: str | Path, *, policy: nn.Module, card: dict[str, Any]) -> None:
@@ -151,9 +177,12 @@ def _rebuild(card: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Po
             raise ValueError(f"{where}: policy {key} {spec.get(key)!r}: known here are {', '.join(known)}")
     try:
         network = BUILDERS[spec["builder"]](spec)
-        gaussian = spec["distribution"] == "diag_gaussian"
-        if gaussian and not len(spec["action_low"]) == len(spec["action_high"]) == spec["sizes"][-1]:
+        gaussian, squashed = (spec["distribution"] == name for name in ("diag_gaussian", "squashed_gaussian"))
+        bounded = gaussian or squashed
+        if bounded and not len(spec["action_low"]) == len(spec["action_high"]) == _num_actions(spec):
             raise ValueError("action_low and action_high need one bound per action")
+        if squashed and len(spec["log_std_bounds"]) != 2:
+            raise ValueError("log_std_bounds needs the lowest and the highest")
         obs_norm = ObsNormalizer(tuple(tensors["obs_norm.mean"].shape)) if "obs_norm.mean" in tensors else None
         policy = Policy(spec, network, torch.zeros(spec["sizes"][-1]) if gaussian else None, obs_norm, card)
         policy.load_state_dict(tensors)
@@ -207,17 +236,27 @@ def committed() -> list[Path]:
     return sorted(path.parent for path in zoo_folder().glob("*/*/card.json"))
 
 
+def _evaluation_envs(policy: Policy, episodes: int, seed: int) -> VecEnv:
+    """The environments of the policy's own evaluation: the engine and the arguments that its card names."""
+    card = policy.card
+    engine = card.get("provenance", {}).get("env", {}).get("engine", "auto")
+    envs = make_vec(card["env"], episodes, seed, engine, EVAL_STREAM, env_kwargs=card.get("env_kwargs"))
+    try:
+        _check_spaces(policy, envs.single_observation_space, envs.single_action_space)
+    except ValueError:
+        envs.close()
+        raise
+    return envs
+
+
 def evaluate(policy: Policy, episodes: int = 10, seed: int = 0) -> np.ndarray:
     """Raw returns [episodes] of the deterministic policy, one fresh evaluation environment each, statistics frozen.
 
     Raises:
         ValueError: one line, if the environment cannot be made or is not the one the policy was trained on.
     """
-    env_id = policy.card["env"]
-    engine = policy.card.get("provenance", {}).get("env", {}).get("engine", "auto")
-    envs = make_vec(env_id, episodes, seed, vec=engine, stream=EVAL_STREAM)
+    envs = _evaluation_envs(policy, episodes, seed)
     try:
-        _check_spaces(policy, envs.single_observation_space, envs.single_action_space)
         return run_episodes(envs, policy.act)[0]
     finally:
         envs.close()
@@ -225,13 +264,14 @@ def evaluate(policy: Policy, episodes: int = 10, seed: int = 0) -> np.ndarray:
 
 def _check_spaces(policy: Policy, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
     sizes = policy.spec["sizes"]
+    obs_shape = tuple(policy.spec.get("obs_shape", sizes[:1]))
     actions = (
         action_space.n if isinstance(action_space, gymnasium.spaces.Discrete) else int(np.prod(action_space.shape))
     )
-    if obs_space.shape != (sizes[0],) or actions != sizes[-1]:
+    if obs_space.shape != obs_shape or actions != _num_actions(policy.spec):
         raise ValueError(
             f"{policy.card['env']} has observations {obs_space.shape} and {actions} actions, "
-            f"the policy {(sizes[0],)} and {sizes[-1]}: it was trained on another environment"
+            f"the policy {obs_shape} and {_num_actions(policy.spec)}: it was trained on another environment"
         )
 
 
@@ -239,6 +279,7 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
     """Writes a real-time video of the deterministic policy and returns the raw return of each episode.
 
     Episode k starts as episode k of `evaluate` with the same seed. The suffix of `out` is the format: .mp4 or .gif.
+    A policy that acts on frames is shown those, each pixel as 4 × 4, at 15 a second (60 screens, every fourth seen).
 
     Raises:
         ValueError: one line, for another suffix, a missing folder, a missing library, or if nothing can render.
@@ -249,6 +290,15 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
     if not out.parent.is_dir():
         raise ValueError(f"--out {out}: the folder {out.parent} does not exist")
     writer = _mp4 if out.suffix == ".mp4" else _gif
+    if "obs_shape" in policy.spec:
+        returns = [0.0] * episodes
+        envs = _evaluation_envs(policy, episodes, seed)
+        try:
+            with _temporary(out) as temporary:
+                writer(temporary, _frames_seen(policy, envs, returns), 15)
+        finally:
+            envs.close()
+        return returns
     os.environ.update(find_renderer(env_id))
     with quiet_mujoco():
         env = gymnasium.make(env_id, render_mode="rgb_array")
@@ -276,6 +326,22 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
     finally:
         env.close()
     return returns
+
+
+def _frames_seen(policy: Policy, envs: VecEnv, returns: list[float]) -> Iterator[np.ndarray]:
+    """The newest frame of each observation of episode 0, then of episode 1, and so on; fills in their `returns`."""
+
+    def shown(frame: np.ndarray) -> np.ndarray:
+        return np.repeat(frame.repeat(4, 0).repeat(4, 1)[..., None], 3, 2)
+
+    for episode in range(envs.num_envs):
+        obs, done = envs.reset(), False
+        while not done:
+            yield shown(obs[episode, -1])
+            step = envs.step(policy.act(obs))
+            obs, done = step.obs, bool(step.terminated[episode] or step.truncated[episode])
+        returns[episode] = float(step.episode_return[episode])
+        yield shown(step.final_obs[episode, -1])
 
 
 def _mp4(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:

@@ -20,7 +20,13 @@ from cleanrl_zoo.core.targets import (
     sarsa_target,
     soft_q_target,
 )
-from cleanrl_zoo.core.trust_region import LineSearch, conjugate_gradient, fisher_vector_product, line_search
+from cleanrl_zoo.core.trust_region import (
+    LineSearch,
+    conjugate_gradient,
+    fisher_factors,
+    fisher_vector_product,
+    line_search,
+)
 from cleanrl_zoo.core.value_losses import clipped_value_loss, squared_value_loss
 
 __all__ = [
@@ -38,6 +44,7 @@ __all__ = [
     "double_q_target",
     "expected_sarsa_target",
     "explained_variance",
+    "fisher_factors",
     "fisher_vector_product",
     "gae",
     "interquartile_mean",

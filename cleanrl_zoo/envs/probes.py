@@ -1,7 +1,8 @@
 """Probe environments: so small that the right values are known in closed form.
 
 Each isolates one thing that a learner must get right. `probe/<Name>-v0` has two discrete actions,
-`probe/<Name>Continuous-v0` one action in [−1, 1]. Values are of the optimal policy.
+`probe/<Name>Continuous-v0` one action in [−1, 1], and `probe/<Name>Frames-v0` two discrete actions and, like Atari,
+frames of bytes, [4, 36, 36], in which the number is the place of a bright square. Values are of the optimal policy.
 
 | name   | an episode                                                          | values                            |
 |--------|---------------------------------------------------------------------|-----------------------------------|
@@ -21,13 +22,15 @@ from gymnasium.spaces import Box, Discrete
 
 
 class Probe(gymnasium.Env):
-    """What the probes share: one number is observed, and the action space is discrete or continuous."""
+    """What the probes share: one number is observed, as it is or in frames; actions are discrete or continuous."""
 
     state_names = ("value",)  # what an exact checkpoint has to hold
 
-    def __init__(self, continuous: bool = False):
-        self.continuous = continuous
-        self.observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+    def __init__(self, continuous: bool = False, frames: bool = False):
+        self.continuous, self.frames = continuous, frames
+        self.observation_space = (
+            Box(0, 255, (4, 36, 36), np.uint8) if frames else Box(-np.inf, np.inf, (1,), np.float32)
+        )
         self.action_space = Box(-1.0, 1.0, (1,), np.float32) if continuous else Discrete(2)
         self.value = 0.0  # what is observed
 
@@ -41,7 +44,11 @@ class Probe(gymnasium.Env):
         return self._obs(), reward, terminated, False, {}
 
     def _obs(self) -> np.ndarray:
-        return np.array([self.value], np.float32)
+        if not self.frames:
+            return np.array([self.value], np.float32)
+        frames, left = np.zeros((4, 36, 36), np.uint8), 6 * (int(self.value) + 2)  # values are −1, 0, 1, 2 or 3
+        frames[:, 15:21, left : left + 6] = 255
+        return frames
 
     def first_value(self) -> float:
         """The first observation of an episode."""
@@ -115,10 +122,10 @@ class Count(Probe):
 LIMITS = {Loop: 10, Delay: 10, Cue: 10, Choice: 10, Match: 10, Count: 3}  # steps until an episode is truncated
 
 for _probe, _limit in LIMITS.items():
-    for _suffix, _continuous in (("", False), ("Continuous", True)):
+    for _suffix, _kwargs in (("", {}), ("Continuous", {"continuous": True}), ("Frames", {"frames": True})):
         gymnasium.register(
             f"probe/{_probe.__name__}{_suffix}-v0",
             f"{__name__}:{_probe.__name__}",
             max_episode_steps=_limit,
-            kwargs={"continuous": _continuous},
+            kwargs=_kwargs,
         )

@@ -7,15 +7,27 @@ import gymnasium
 from cleanrl_zoo.envs.vec import VecEnv
 
 
-def check_spaces(envs: VecEnv, actions: Literal["box", "discrete", "any"], other: str = "") -> None:
+def check_spaces(
+    envs: VecEnv, actions: Literal["box", "discrete", "any"], other: str = "", frames: bool = False
+) -> None:
     """Raises ValueError, one line, unless observations are flat vectors and actions are of the named kind.
 
     actions: "box" for a flat Box of floating numbers, "discrete" for a Discrete counted from 0, "any" for either.
     other: the file for the other kind, for the message.
+    frames: observations must be bytes [channels, height, width], at least 36 pixels a side, instead of vectors.
     """
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     given = f"--env {envs.env_id}: observations {obs_space}, actions {action_space}"
-    if len(obs_space.shape or ()) != 1:
+    shape = obs_space.shape or ()
+    pixels = len(shape) == 3 and obs_space.dtype == "uint8" and min(shape[1:]) >= 36
+    if frames and not pixels:
+        raise ValueError(
+            f"{given}: observations must be frames of bytes [channels, height, width], at least 36 pixels a side, as "
+            "those of ALE/… names with --vec atari; for flat vectors: algos/ppo.py"
+        )
+    if not frames and len(shape) != 1:
+        if pixels:
+            raise ValueError(f"{given}: observations must be flat vectors; for frames: algos/ppo_atari.py")
         raise ValueError(
             f"{given}: observations must be flat vectors; flatten them with gymnasium.wrappers.FlattenObservation in a "
             "registered environment of your own"

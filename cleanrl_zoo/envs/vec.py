@@ -40,7 +40,7 @@ class VecEnv(Protocol):
     """What every engine offers; see `make_vec`."""
 
     env_id: str
-    engine: str  # "gymnasium" or "mujoco"
+    engine: str  # "gymnasium", "mujoco" or "atari"
     num_envs: int
     single_observation_space: gymnasium.Space
     single_action_space: gymnasium.Space
@@ -132,10 +132,12 @@ def make_vec(
         num_envs: N, at least 1.
         seed: non-negative; environment `i` is seeded from `SeedSequence((seed, stream, i))`.
         vec: "gymnasium" for `SyncVectorEnv`; "mujoco" for the batch engine (the tasks of `mujoco_tasks.TASKS`);
-            "auto" for the batch engine where it has the task and `env_kwargs` asks for nothing special.
+            "atari" for ale-py's vector engine with the usual preprocessing ("ALE/..."); "auto" for that of the last
+            two that has the task, where `env_kwargs` asks for nothing special.
         stream: TRAIN_STREAM or EVAL_STREAM, so that evaluation never shares random numbers with training.
-        threads: simulation threads of the batch engine, the calling one included; 0 for one per available core.
-        env_kwargs: passed to `gymnasium.make`; the batch engine takes `max_episode_steps` only.
+        threads: simulation threads of the batch engines (MuJoCo's: the calling one included); 0 for one per core.
+        env_kwargs: passed to `gymnasium.make`; MuJoCo's batch engine takes `max_episode_steps` only, Atari's the
+            arguments of `AtariVec`.
 
     Raises:
         ValueError: with one line that says what was given and what is allowed.
@@ -146,10 +148,20 @@ def make_vec(
     for name, value, low in bounds:
         if value < low:
             raise ValueError(f"{name} is {value}, must be at least {low}")
-    if vec not in ("auto", "gymnasium", "mujoco"):
-        raise ValueError(f"vec is {vec!r}, must be auto, gymnasium or mujoco")
+    if vec not in ("auto", "gymnasium", "mujoco", "atari"):
+        raise ValueError(f"vec is {vec!r}, must be auto, gymnasium, mujoco or atari")
     _check_registered(env_id)
-    if vec != "gymnasium":
+    if vec == "atari" or (vec == "auto" and env_id.startswith("ALE/")):
+        from cleanrl_zoo.envs.atari import KWARGS, AtariVec
+
+        special = sorted(env_kwargs.keys() - KWARGS)
+        if not env_id.startswith("ALE/"):
+            raise ValueError(f"vec is atari, which has no {env_id}, only names that begin with ALE/; use vec gymnasium")
+        if not special:
+            return AtariVec(env_id, num_envs, seed, stream, threads, **env_kwargs)
+        if vec == "atari":
+            raise ValueError(f"vec is atari, which takes no env_kwargs {', '.join(special)}; use vec gymnasium")
+    elif vec != "gymnasium":
         from cleanrl_zoo.envs.mujoco_tasks import TASKS
 
         special = sorted(env_kwargs.keys() - {"max_episode_steps"})

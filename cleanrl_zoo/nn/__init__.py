@@ -1,6 +1,20 @@
-"""Networks, their initialisers, and the optimiser written as tensor code."""
+"""Networks, their initialisers, and the optimisers written as tensor code."""
 
+from cleanrl_zoo.nn.cnn import nature_cnn
+from cleanrl_zoo.nn.ensemble import EnsembleMLP
+from cleanrl_zoo.nn.heads import squashed_gaussian
+from cleanrl_zoo.nn.init import uniform_fan_in
 from cleanrl_zoo.nn.mlp import ACTIVATIONS, mlp
-from cleanrl_zoo.nn.optim import Adam, clip_grad_norm
+from cleanrl_zoo.nn.optim import Adam, RMSprop, clip_grad_norm
 
-__all__ = ["ACTIVATIONS", "Adam", "clip_grad_norm", "mlp"]
+__all__ = [
+    "ACTIVATIONS",
+    "Adam",
+    "EnsembleMLP",
+    "RMSprop",
+    "clip_grad_norm",
+    "mlp",
+    "nature_cnn",
+    "squashed_gaussian",
+    "uniform_fan_in",
+]

@@ -77,10 +77,10 @@ class EnvArgs(RunArgs):
     """Gymnasium's name of the environment"""
     num_envs: int = 8
     """environments stepped side by side"""
-    vec: Literal["auto", "gymnasium", "mujoco"] = "auto"
-    """engine: Gymnasium's vector environment, MuJoCo as a batch, or the faster one that has the task"""
+    vec: Literal["auto", "gymnasium", "mujoco", "atari"] = "auto"
+    """engine: Gymnasium's vector environment, MuJoCo or Atari as a batch, or the faster one that has the task"""
     env_threads: int = 0
-    """threads that step MuJoCo; 0: one per core"""
+    """threads that step MuJoCo or Atari; 0: one per core"""
     total_timesteps: int = 1_000_000
     """environment steps of the whole run, all environments together; the last iteration may go beyond"""
 

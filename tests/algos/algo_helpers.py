@@ -101,9 +101,11 @@ def start(module: ModuleType, args: Any) -> tuple[Any, Any, Any]:
 
     envs = module.make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
     state, space = module.TrainState.create(args, envs), envs.single_action_space
+    obs_space = envs.single_observation_space
+    obs_dtype = torch.uint8 if obs_space.dtype == "uint8" else torch.float32
     dtype = torch.int64 if isinstance(space, gymnasium.spaces.Discrete) else torch.float32
-    shapes = envs.single_observation_space.shape, space.shape
-    return envs, state, module.Rollout.allocate(args.num_steps, args.num_envs, *shapes, action_dtype=dtype)
+    shapes = obs_space.shape, space.shape
+    return envs, state, module.Rollout.allocate(args.num_steps, args.num_envs, *shapes, obs_dtype, dtype)
 
 
 def train(module: ModuleType, args: Any, act: Any = None, minibatch_step: Any = None) -> tuple[Any, list[dict]]:

@@ -79,6 +79,13 @@ def test_bad_input_is_one_line_and_exit_code_2(in_tmp, capsys, name, flags, word
     assert list(in_tmp.iterdir()) == []
 
 
+@each_file
+def test_every_preset_is_a_valid_command_line(name):
+    module = load_algorithm(name)
+    for preset in module.PRESETS:
+        assert parse_args(module.Args, module.PRESETS, ["--preset", preset]).preset == preset
+
+
 # Seeds
 
 

@@ -7,7 +7,13 @@ from algo_helpers import args_for, load_algorithm, start
 from cleanrl_zoo.core import gae
 
 each_file = pytest.mark.parametrize(
-    "name, env", [("ppo", "probe/Count-v0"), ("ppo_continuous", "probe/CountContinuous-v0")]
+    "name, env",
+    [
+        ("ppo", "probe/Count-v0"),
+        ("ppo_continuous", "probe/CountContinuous-v0"),
+        ("ppo_penalty", "probe/Count-v0"),
+        ("ppo_penalty", "probe/CountContinuous-v0"),
+    ],
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from algo_helpers import args_for, load_algorithm, start, train
 
-from cleanrl_zoo import core
+from cleanrl_zoo import core, zoo
 from cleanrl_zoo.envs import make_vec
 from cleanrl_zoo.run import compile_function, parse_args
 
@@ -47,6 +47,18 @@ def test_bad_input_is_one_line_and_exit_code_2(in_tmp, capsys, flags, words):
     err = capsys.readouterr().err
     assert stop.value.code == 2 and err.count("\n") == 1
     assert all(word in err for word in words), err
+
+
+def test_box2d_at_a_checkpoint_is_one_line_that_says_what_to_give(in_tmp, capsys):
+    """Box2D cannot save its state: episodes are cut at boundaries, which must leave ten limits of 1,000 steps each."""
+    pytest.importorskip("Box2D")
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(args_for(ppo, env="LunarLander-v3"))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1
+    assert "--checkpoint-every 512" in err and "at least 20000" in err and "or 0" in err
+    args = parse_args(ppo.Args, ppo.PRESETS, ["--preset", "lunar_lander"])
+    assert args.checkpoint_every >= 10 * 1000 * args.num_envs
 
 
 # The algorithm
@@ -128,6 +140,39 @@ def test_first_learning_rate_is_the_given_one_and_the_last_is_above_zero():
     np.testing.assert_allclose(rates, 2.5e-4 * np.array([1.0, 0.75, 0.5, 0.25]), rtol=1e-6)
     rates = [m["charts/learning_rate"] for m in train(ppo, args_for(ppo, anneal_lr=False))[1]]
     np.testing.assert_allclose(rates, [2.5e-4] * 4, rtol=1e-6)
+
+
+def test_normalize_freezes_the_scales_for_a_rollout_and_its_update():
+    """`--normalize`: the scales change between the collection of one rollout and the next only, so that also with
+    moved scales the ratio of the first minibatch is 1; without the flag there are none."""
+    assert not any(name.startswith("obs_norm") for name in collected()[1].agent.state_dict())
+    args, state, rollout = collected(normalize=True)
+    envs, counts, firsts = make_vec(args.env, 2, 1), [], []
+
+    def noted(agent, optimizer, batch, index, *rest):
+        obs, actions, old_logprob = (x[index] for x in batch[:3])
+        ratio = (agent.policy(obs).log_prob(actions) - old_logprob).exp().detach()
+        firsts.append(ratio)
+        counts.append(agent.obs_norm.count.item())
+        return ppo.minibatch_step(agent, optimizer, batch, index, *rest)
+
+    state.obs = envs.reset()
+    for iteration in range(3):
+        ppo.collect(state, envs, rollout, ppo.act, args)
+        firsts.clear()
+        ppo.update(state, rollout, noted, args)
+        torch.testing.assert_close(firsts[0], torch.ones_like(firsts[0]), atol=1e-5, rtol=0)
+        assert set(counts[-len(firsts) :]) == {256.0 * iteration}
+    assert not torch.equal(state.agent.obs_norm.var, torch.ones(4, dtype=torch.float64))
+    assert state.reward_scaler.count.item() == 3 * 256
+
+
+def test_normalized_observations_are_part_of_the_saved_policy(in_tmp):
+    ppo.main(args_for(ppo, run_dir="a", normalize=True))
+    policy, summary = zoo.load(in_tmp / "a/policy"), json.loads((in_tmp / "a/summary.json").read_text())
+    assert policy.obs_norm.count.item() == 1024
+    assert zoo.evaluate(policy, 2, 1).tolist() == summary["final_eval"]["returns"]
+    assert policy.obs_norm.count.item() == 1024  # evaluation changes nothing
 
 
 def test_target_kl_stops_after_the_epoch():

@@ -1,11 +1,22 @@
 """Published results: thinning, exactness, and no trace of the machine's paths or clock where runs are compared."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from records import ROOT, check_made_as_asked, publish, publish_policy, read_curve, thin, without_paths, write_curve
+from records import (
+    ROOT,
+    check_made_as_asked,
+    publish,
+    publish_policy,
+    read_curve,
+    source,
+    thin,
+    without_paths,
+    write_curve,
+)
 from suites import SUITES, Entry
 
 from cleanrl_zoo import zoo
@@ -142,5 +153,45 @@ def test_suites_have_unique_folders_and_seeds():
     for name, entries in SUITES.items():
         folders = [(entry.name, entry.env) for entry in entries]
         assert len(set(folders)) == len(folders), name
-        assert all(len(set(entry.seeds)) == len(entry.seeds) for entry in entries)
-        assert all((ROOT / "algos" / f"{entry.algorithm}.py").exists() for entry in entries)
+        for entry in entries:
+            assert len(set(entry.seeds)) == len(entry.seeds)
+            folder = ROOT / ("benchmarks" if entry.is_peer else "algos")
+            assert (folder / f"{entry.algorithm}.py").exists()
+
+
+def test_what_a_suite_borrows_is_there_and_the_same():
+    for name, entries in SUITES.items():
+        for entry in entries:
+            if entry.results:
+                assert replace(entry, results="") in SUITES[entry.results]
+            if entry.longer:
+                (longer,) = (e for e in entries if (e.name, e.env) == (entry.longer, entry.env))
+                alike = {"steps": 0, "label": "", "longer": "", "seeds": ()}
+                assert longer.steps > entry.steps and set(longer.seeds) & set(entry.seeds), name
+                assert replace(longer, **alike) == replace(entry, **alike), name
+
+
+def test_where_a_run_lives(monkeypatch):
+    entries = (
+        Entry("a", "E-v1", (1, 2, 3), 10, longer="middle"),
+        Entry("a", "E-v1", (1, 2), 20, label="middle", longer="long"),
+        Entry("a", "E-v1", (1,), 30, label="long"),
+        Entry("a", "F-v1", (1,), 10, longer="long"),  # no longer run on this environment
+        Entry("b", "E-v1", (1,), 10, results="lender"),
+    )
+    monkeypatch.setitem(SUITES, "s", entries)
+    assert source("s", entries[0], 1) == (Path("s/long/E-v1/seed_1"), entries[2])
+    assert source("s", entries[0], 2) == (Path("s/middle/E-v1/seed_2"), entries[1])
+    assert source("s", entries[0], 3) == (Path("s/a/E-v1/seed_3"), entries[0])
+    assert source("s", entries[3], 1) == (Path("s/a/F-v1/seed_1"), entries[3])
+    assert source("s", entries[4], 1) == (Path("lender/b/E-v1/seed_1"), entries[4])
+
+
+def test_presets_that_suites_name_exist():
+    for entries in SUITES.values():
+        for entry in entries:
+            flags = list(entry.flags)
+            if "--preset" in flags:
+                preset = flags[flags.index("--preset") + 1]
+                text = (ROOT / "algos" / f"{entry.algorithm}.py").read_text()
+                assert f'    "{preset}": ' in text, (entry.algorithm, preset)

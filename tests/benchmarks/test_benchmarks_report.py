@@ -15,17 +15,35 @@ ENTRY = Entry("ppo_continuous", "Hopper-v4", (1, 2, 3, 4, 5), 1_000_000)
 START, END = "<!-- results:start -->", "<!-- results:end -->"
 
 
+@pytest.fixture(autouse=True)
+def few_redraws(monkeypatch):
+    """Intervals are tested elsewhere; here they only cost time."""
+    monkeypatch.setattr(report, "REPS", 200)
+
+
 def write_seed(
-    folder: Path, entry: Entry, seed: int, score: float, args: dict | None = None, env: dict | None = None
+    folder: Path,
+    entry: Entry,
+    seed: int,
+    score: float,
+    args: dict | None = None,
+    env: dict | None = None,
+    every: int = 0,
 ) -> Path:
-    """One published run: training return rises to `score`, evaluations are score + 10 and then score."""
+    """One published run: training return rises to `score`, evaluations are score + 10 and then score.
+
+    With `every`, a point of the curve and an evaluation (10 above the training return) at each multiple of it.
+    """
     place = folder / entry.name / entry.env / f"seed_{seed}"
     place.mkdir(parents=True)
     half = entry.steps // 2
+    steps = range(every, entry.steps + 1, every) if every else [entry.steps * k // 10 for k in range(1, 11)]
     points = [
-        {"step": entry.steps * k // 10, "train_return": score * k / 10, "episodes": 5, "entropy": 1.0}
-        for k in range(1, 11)
+        {"step": step, "train_return": score * step / entry.steps, "episodes": 5, "entropy": 1.0} for step in steps
     ]
+    evaluations = [[half, score + 10.0], [entry.steps, score]]
+    if every:
+        evaluations = [[point["step"], point["train_return"] + 10] for point in points]
     (place / "curve.csv").write_text(records.write_curve(points))
     versions = {"gymnasium": "1.4.0", "mujoco": "4.0.0"}
     run = {
@@ -43,7 +61,7 @@ def write_seed(
     summary = {
         "train_last100": {"mean": score, "returns": [score]},
         "final_eval": {"mean": score, "returns": [score]},
-        "eval_curve": [[half, score + 10.0], [entry.steps, score]],
+        "eval_curve": evaluations,
     }
     (place / "run.json").write_text(json.dumps(run))
     (place / "summary.json").write_text(json.dumps(summary))
@@ -73,8 +91,19 @@ def refused(home: Path, capsys) -> str:
     return err
 
 
-def published(env: str, version: str, steps: int, metric: str, which: str = "PPO") -> dict[str, str]:
-    return {"algorithm": which, "env": env, "env_version": version, "step_budget": str(steps), "metric": metric}
+@pytest.fixture
+def published_list(tmp_path, monkeypatch):
+    """A list of published numbers of its own; `add(algorithm, env, version, steps, metric, value)` adds a row."""
+    columns = "algorithm,env,env_version,step_budget,metric,value,spread,spread_kind,seeds,source_project"
+    path = tmp_path / "published.csv"
+    path.write_text(f"{columns},source_location,notes\n")
+    monkeypatch.setattr(report, "PUBLISHED", path)
+
+    def add(*cells, spread: str = "", kind: str = "", seeds: str = "", project: str = "Source") -> None:
+        with open(path, "a") as file:
+            print(*cells, spread, kind, seeds, project, "a page", "a note", sep=",", file=file)
+
+    return add
 
 
 def test_published_numbers_match_only_like_with_like():
@@ -121,7 +150,7 @@ def test_probability_above_a_normal_draw():
 
 
 def test_the_three_returns(home):
-    group = report.read_group(home / "results" / "first_light", ENTRY)
+    group = report.read_group(home / "results", "first_light", ENTRY)
     np.testing.assert_array_equal(group.scores("train"), [2000.0, 2100.0, 2400.0, 2500.0, 3000.0])
     np.testing.assert_array_equal(group.scores("final"), [2000.0, 2100.0, 2400.0, 2500.0, 3000.0])
     # the mean over seeds is highest at the first evaluation, 10 above the last
@@ -130,7 +159,7 @@ def test_the_three_returns(home):
 
 def test_maximum_is_taken_of_the_mean_over_seeds_not_of_each_seed():
     curves = [[[1, 9.0], [2, 0.0], [3, 5.0]], [[1, 0.0], [2, 8.0], [3, 5.0]]]  # means 4.5, 4, 5: the third point
-    group = report.Group(ENTRY, [1, 2], summaries=[{"eval_curve": curve} for curve in curves])
+    group = report.Group(ENTRY, seeds=[1, 2], summaries=[{"eval_curve": curve} for curve in curves])
     np.testing.assert_array_equal(group.scores("max"), [5.0, 5.0])
 
 
@@ -259,3 +288,146 @@ def test_the_speed_tables_get_their_own_block(tmp_path):
     readme.write_text(f"{START}{END}")
     with pytest.raises(ValueError, match="speed:start"):
         report.with_blocks(readme, {"results": "returns", "speed": "x"})
+
+
+MAX_METRIC = "max over training of the across-seed mean of deterministic evaluation return (10 episodes each)"
+WINDOW_METRIC = "mean training return (sampled actions) over the preceding 50k steps"
+
+
+def sections(text: str) -> dict[str, str]:
+    """A report's parts by their headings."""
+    return {part.split("\n", 1)[0]: part.split("\n", 1)[1] for part in text.split("\n## ")[1:]}
+
+
+def test_rows_of_another_version_only_where_asked_and_only_where_ours_has_none(published_list):
+    entry = Entry("trpo", "Hopper-v4", (1,), 1_000_000)
+    published_list("TRPO", "Hopper", "v3", 1_000_000, MAX_METRIC, 2046.0)
+    published_list("TRPO", "Hopper", "v3", 3_000_000, MAX_METRIC, 9999.0)  # never with other steps
+    published_list("A2C", "Hopper", "v3", 1_000_000, MAX_METRIC, 9999.0)
+    assert report.published_rows(entry, "max") == []
+    (row,) = report.published_rows(entry, "max", other_versions=True)
+    assert row["value"] == "2046.0" and report.origin(row, entry.env) == "Source, Hopper-v3"
+    published_list("TRPO", "Hopper", "v4", 1_000_000, MAX_METRIC, 2100.0)
+    (row,) = report.published_rows(entry, "max", other_versions=True)
+    assert row["value"] == "2100.0" and report.origin(row, entry.env) == "Source"
+
+
+def test_the_numbers_that_the_mujoco_suite_must_be_held_against():
+    # Tianshou, v3 environments: value, std over 10 seeds
+    for name, steps, env, value, std in (
+        ("trpo", 1_000_000, "Hopper-v4", 2046.0, 1037.9),
+        ("trpo", 1_000_000, "Walker2d-v4", 3826.7, 782.7),
+        ("trpo", 1_000_000, "HalfCheetah-v4", 4471.2, 804.9),
+        ("a2c", 1_000_000, "Hopper-v4", 1253.2, 458.0),
+        ("a2c", 1_000_000, "HalfCheetah-v4", 1829.9, 1068.3),
+        ("reinforce", 3_000_000, "Hopper-v4", 395.8, 64.5),
+        ("reinforce", 3_000_000, "HalfCheetah-v4", 884.0, 41.0),
+    ):
+        (entry,) = (entry for entry in SUITES["mujoco"] if (entry.name, entry.env, entry.steps) == (name, env, steps))
+        (row,) = report.published_rows(entry, "max", other_versions=True)
+        assert (float(row["value"]), report.spread(row)) == (value, (std, 10))
+
+
+@pytest.fixture
+def two_suites(tmp_path, monkeypatch, published_list) -> Path:
+    """Results of a suite `other` that borrows from `lender`: two algorithms, two environments, one longer run."""
+    lent = Entry("ppo_continuous", "Hopper-v4", (1, 2), 200_000, ("--eval-every", "20000"))
+    monkeypatch.setitem(SUITES, "lender", (lent,))
+    entries = (
+        Entry("ppo_continuous", "Hopper-v4", (1, 2), 200_000, ("--eval-every", "20000"), results="lender"),
+        Entry("sac", "Hopper-v4", (1, 2), 100_000, longer="sac_long"),
+        Entry("sac", "Walker2d-v4", (1, 2), 100_000),
+        Entry("sac", "Hopper-v4", (1,), 200_000, label="sac_long"),
+        Entry("peers_sb3", "Hopper-v4", (1, 2), 100_000, ("--algo", "sac"), "sb3_sac"),
+    )
+    monkeypatch.setitem(SUITES, "other", entries)
+    monkeypatch.setattr(report, "OTHER_VERSIONS", ("other",))
+    results = tmp_path / "results"
+    for seed, score in ((1, 1000.0), (2, 3000.0)):
+        args = {"eval_every": 20000}
+        write_seed(results / "lender", lent, seed, score, every=20_000, args=args)
+        write_seed(results / "other", entries[2], seed, score, every=20_000)
+        engine = {"engine": "gymnasium"}
+        write_seed(results / "other", entries[4], seed, score, every=20_000, env=engine, args={"algo": "sac"})
+    write_seed(results / "other", entries[1], 2, 500.0, every=20_000)
+    write_seed(results / "other", entries[3], 1, 4000.0, every=20_000)
+    return results
+
+
+def test_one_table_of_all_with_borrowed_and_cut_runs(two_suites, published_list):
+    published_list(
+        "SAC", "Hopper", "v2", 100_000, WINDOW_METRIC, 1500.0, spread="100", kind="std over seeds", seeds="5"
+    )
+    published_list("SAC", "Hopper", "v2", 200_000, WINDOW_METRIC, 1600.0)
+    published_list("SAC", "Hopper", "v2", 300_000, WINDOW_METRIC, 9999.0)  # nobody came so far
+    published_list("SAC", "Hopper", "v3", 100_000, report.UNLIKE[0], 8888.0)
+    report.report("other", two_suites, two_suites / "none.md")
+    text = (two_suites / "other" / "README.md").read_text()
+    part = sections(text)
+    # Hopper, SAC at 100k: seed 2 scored 500; seed 1 is the run of 200k, whose training return rises to 4000: its last
+    # hundred episodes are the last 20 points (5 episodes each), but it has five up to 100k: 400, 800, ..., 2000, mean
+    # 1200. Mean of 1200 and 500: 850 ± 350; two seeds have no quarter to drop, so the IQM is the mean.
+    # ppo_continuous (lent) and Walker2d, SB3: 1000 and 3000.
+    overview = part["All: mean return of the last 100 training episodes"]
+    header = "| environment | ppo_continuous, 200k | sac, 100k | sac_long, 200k | sb3_sac, 100k |"
+    assert header in overview
+    assert "| Hopper-v4 | 2000 ± 1000 (2000) | 850 ± 350 (850) | 4000 | 2000 ± 1000 (2000) |" in overview
+    assert "| Walker2d-v4 | – | 2000 ± 1000 (2000) | – | – |" in overview
+    # evaluations lie 10 above the training return: at 100k 2010 of the cut run, and the other's last one, 500
+    assert (
+        "| Hopper-v4 | 2000 ± 1000 (2000) | 1255 ± 755 (1255) | 4000 |"
+        in part["All: final evaluation of the deterministic policy"]
+    )
+    # the 50k before step 100k hold the points at 60k, 80k and 100k: of the cut run 1200, 1600, 2000, mean 1600; of seed
+    # 2 300, 400, 500, mean 400. Before 200k only the long run has them: 3200, 3600, 4000.
+    # bound: 1500 − 2·100·√(5/4)·√(1/5 + 1/2) = 1312.92
+    windows = part["Mean return of the training episodes shortly before a step"]
+    ours, theirs = "2 | 1000 ± 600 | 1000 [400, 1600]", "1500 ± 100 (5) | Source, Hopper-v2 | 1313"
+    assert f"| Hopper-v4 | sac | 100k | 50k | {ours} | {theirs} |" in windows
+    assert "| Hopper-v4 | sac_long | 200k | 50k | 1 | 3600 | – | 1600 | Source, Hopper-v2 | – | – |" in windows
+    assert "9999" not in text
+    unlike = part["Published under another protocol, or none that is stated: not compared"]
+    assert "| Hopper, version v3 | SAC | 8888 | – |" in unlike and text.count("8888") == 1
+    assert "Hopper-v4, sac: seed 1 up to step 100,000" in text and "those of the suite `lender`" in text
+    # each pair once, and none of different lengths
+    against = part["Settings against each other, last 100 training episodes"]
+    assert against.count("| Hopper-v4 |") == 2 and "| Hopper-v4 | sac | sb3_sac | 0.25 [" in against
+    assert "| Hopper-v4 | ppo_continuous | sac_long |" in against
+    images = {path.name for path in (two_suites / "other").glob("*.png")}
+    assert images == {"Hopper-v4.png", "Walker2d-v4.png"}
+
+
+def test_a_cut_run_has_its_last_hundred_episodes_and_the_evaluation_at_that_step():
+    # 30 episodes per point: the last four hold 120, the fewest that reach 100: (3 + 4 + 5 + 6) / 4
+    curve = [{"step": 10.0 * k, "train_return": float(k), "episodes": 30.0} for k in range(1, 10)]
+    curve[3]["episodes"] = 0.0  # and then those at 20, 30, 50, 60: (2 + 3 + 5 + 6) / 4
+    del curve[3]["train_return"]
+    summary = {"train_last100": {"mean": 9.0}, "eval_curve": [[30, 1.0], [60, 2.0], [90, 3.0]]}
+    cut, points = report.beginning(summary, curve, 60)
+    assert cut["train_last100"] == {"mean": 4.0} and cut["final_eval"] == {"mean": 2.0}
+    assert cut["eval_curve"] == [[30, 1.0], [60, 2.0]] and points[-1]["step"] == 60
+    cut, points = report.beginning(summary, curve, 65)  # an iteration may go beyond: the first point from 65 on
+    assert points[-1]["step"] == 70 and cut["final_eval"] == {"mean": None}
+
+
+def test_a_run_that_lives_elsewhere_is_not_looked_for_here(two_suites, capsys):
+    write_seed(two_suites / "other", SUITES["other"][1], 1, 1.0)
+    with pytest.raises(ValueError, match="seed_1 is not among the suite's seeds"):
+        report.report("other", two_suites, two_suites / "none.md")
+
+
+def test_a_peer_may_have_another_engine_but_not_another_version(two_suites):
+    place = two_suites / "other" / "sb3_sac" / "Hopper-v4" / "seed_2" / "run.json"
+    run = json.loads(place.read_text())
+    run["provenance"]["env"]["versions"]["mujoco"] = "3.3.0"
+    place.write_text(json.dumps(run))
+    with pytest.raises(ValueError, match="mujoco"):
+        report.report("other", two_suites, two_suites / "none.md")
+
+
+def test_what_is_missing_of_a_table_of_all_is_said(two_suites):
+    for path in (two_suites / "other" / "sac" / "Walker2d-v4" / "seed_2").iterdir():
+        path.unlink()
+    report.report("other", two_suites, two_suites / "none.md")
+    text = (two_suites / "other" / "README.md").read_text()
+    assert "| Walker2d-v4 | – | 1000 [1 of 2 seeds] | – | – |" in text and "**Incomplete: 1 of" in text

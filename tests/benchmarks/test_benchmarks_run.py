@@ -197,6 +197,47 @@ def test_ctrl_c_stops_the_runs_cleanly_and_the_same_command_goes_on(tmp_path, al
     assert calls(jobs)[-1] == "2 start 1 1 1" and "1 resume" in calls(jobs) and "2 resume" in calls(jobs)
 
 
+def test_a_peers_run_begins_again_where_it_was_cut(tmp_path, algos, monkeypatch):
+    monkeypatch.setattr(runner, "BENCHMARKS", algos)
+    (algos / "peers_sb3.py").write_text(FAKE)
+    entry = Entry("peers_sb3", "Fine-v0", (1,), 10, ("--algo", "sac"))
+    job = runner.Job(entry, 1, tmp_path / "runs" / "seed_1", tmp_path / "results" / "seed_1")
+    job.run_dir.mkdir(parents=True)
+    args = {"env": "Fine-v0", "seed": 1, "total_timesteps": 10, "algo": "sac"}
+    (job.run_dir / "run.json").write_text(json.dumps({"algorithm": "fake", "args": args, "provenance": {}}))
+    (job.run_dir / "left").touch()
+    assert runner.run_jobs([job], 1, tmp_path / "nowhere") == 1  # the fake does not note --algo
+    assert calls([job]) == ["1 start 1 None 1"] and not (job.run_dir / "left").exists()
+
+
+def test_a_run_that_two_entries_share_is_made_once_and_where_it_lives(tmp_path, monkeypatch):
+    entries = (
+        Entry("ppo", "E-v1", (1, 2), 10, longer="long"),
+        Entry("ppo", "E-v1", (1,), 30, label="long"),
+        Entry("ppo", "F-v1", (1,), 10, results="lender"),
+    )
+    monkeypatch.setitem(SUITES, "s", entries)
+    jobs = runner.make_jobs("s", list(entries), tmp_path / "runs", tmp_path / "results")
+    assert [(job.entry.steps, job.seed, str(job.run_dir.relative_to(tmp_path / "runs"))) for job in jobs] == [
+        (30, 1, "s/long/E-v1/seed_1"),
+        (10, 2, "s/ppo/E-v1/seed_2"),
+        (10, 1, "lender/ppo/F-v1/seed_1"),
+    ]
+    assert [job.published for job in jobs] == [
+        tmp_path / "results" / job.run_dir.relative_to(tmp_path / "runs") for job in jobs
+    ]
+
+
+def test_only_what_is_named_is_run(monkeypatch):
+    entries = tuple(Entry(name, env, (1,), 10) for name in ("a", "b") for env in ("E-v1", "F-v1"))
+    monkeypatch.setitem(SUITES, "s", entries)
+    assert runner.chosen("s", []) == list(entries)
+    assert runner.chosen("s", ["a", "F-v1"]) == [entries[0], entries[1], entries[3]]
+    assert runner.chosen("s", ["b/E-v1"]) == [entries[2]]
+    with pytest.raises(ValueError, match="--only c: the suite s has a, b, E-v1, F-v1"):
+        runner.chosen("s", ["a", "c"])
+
+
 def test_zoo_puts_the_best_policy_of_each_entry_into_results(tmp_path, monkeypatch, capsys):
     spec = {"builder": "mlp", "sizes": [4, 2], "activation": "tanh", "distribution": "categorical"}
     monkeypatch.setitem(SUITES, "first_light", (Entry("ppo_continuous", "CartPole-v1", (1, 2, 3), 10),))
@@ -227,6 +268,10 @@ def test_zoo_puts_the_best_policy_of_each_entry_into_results(tmp_path, monkeypat
         (["--suite", "nope"], "has first_light"),
         (["--suite", "first_light", "--jobs", "0"], "--jobs 0"),
         (["--suite", "first_light", "--jobs", "two"], "two"),
+        (
+            ["--suite", "first_light", "--only", "sac"],
+            "--only sac: the suite first_light has ppo_continuous, Hopper-v4",
+        ),
         (["--suite", "first_light", "--runs-dir", "/proc/nowhere"], "nowhere"),
         ([], "--suite"),
     ],

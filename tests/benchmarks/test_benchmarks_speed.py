@@ -1,30 +1,53 @@
-"""The speed comparison: what is counted, which SB3 figure is taken, and when it refuses to measure."""
+"""The speed comparison: what is counted, which rates stand beside each other, and when it refuses to measure."""
 
 import json
 import os
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
+import report
 import speed
-from speed import Time
+from speed import PEERS, SETTINGS, Peer, Setting, Time
+
+OWN = Setting("ppo_continuous", "--own", "one", 1000)
+EQUAL = Setting("sac", "--equal", "one", 1000, equal=True)
 
 
-def test_medians_and_ratios_against_the_faster_of_sb3s_thread_counts():
-    # ours cold 1000/{10, 20, 50} s → median 50 steps/s, warm 100; SB3 with default threads 20, with one thread 25
-    times = [Time("default", "cold", i, 1000, seconds, 1.0, 0.0) for i, seconds in enumerate((10.0, 50.0, 20.0))]
-    times += [Time("default", "warm", 1, 1000, 10.0, 1.0, 0.0)]
-    times += [Time("sb3_1", "default", 1, 1000, 50.0, 1.0, 0.0), Time("sb3_1", "1", 1, 1000, 40.0, 1.0, 0.0)]
-    row = speed.medians(times, ["default", "wide16"])
-    assert list(row) == ["default"]
-    assert row["default"] == {
-        "cold": 50.0,
-        "warm": 100.0,
-        "sb3": 25.0,
-        "sb3_envs": 1,
-        "sb3_threads": "1",
-        "ratio_cold": 2.0,
-        "ratio_warm": 4.0,
-    }
+@pytest.fixture(autouse=True)
+def peers(monkeypatch):
+    monkeypatch.setitem(PEERS, "one", Peer("sac"))
+    monkeypatch.setitem(PEERS, "eight", Peer("a2c", 8, '{"n_steps": 5}'))
+
+
+def a_time(who: str, what: str, threads: int, kind: str, seconds: float, asked: int = 1000, repeat: int = 1) -> Time:
+    return Time(who, what, "Hopper-v4", threads, kind, repeat, asked, asked, seconds, 1.0, 0.0)
+
+
+def test_equal_settings_stand_beside_the_peer_with_as_many_threads():
+    # ours with one thread, cold: 1000/{10, 50, 20} s → median 50 steps/s
+    times = [a_time("ours", "equal", 1, "cold", seconds) for seconds in (10.0, 50.0, 20.0)]
+    times += [a_time("ours", "equal", 1, "warm", 10.0), a_time("ours", "equal", 2, "cold", 8.0)]
+    times += [a_time("ours", "equal", 2, "warm", 5.0)]
+    times += [a_time("sb3", "one", 1, "", 40.0), a_time("sb3", "one", 2, "", 20.0)]
+    times += [a_time("sb3", "one", 2, "", 1.0, asked=500)]  # other steps are another matter
+    times += [a_time("sbx", "one", 2, "cold", 10.0), a_time("sbx", "one", 2, "warm", 4.0)]
+    one, two = speed.rows(times, {"equal": EQUAL})
+    assert (one["threads"], one["cold"], one["warm"]) == (1, 50.0, 100.0)
+    assert one["sb3"] == {"threads": 1, "cold": 25.0, "ratio_cold": 2.0, "warm": 25.0, "ratio_warm": 4.0}
+    assert "sbx" not in one
+    assert (two["threads"], two["cold"], two["warm"]) == (2, 125.0, 200.0)
+    assert two["sb3"] == {"threads": 2, "cold": 50.0, "ratio_cold": 2.5, "warm": 50.0, "ratio_warm": 4.0}
+    assert two["sbx"] == {"threads": 2, "cold": 100.0, "ratio_cold": 1.25, "warm": 250.0, "ratio_warm": 0.8}
+
+
+def test_ours_by_default_stands_beside_the_peers_best_number_of_threads():
+    times = [a_time("ours", "own", 0, "cold", 10.0), a_time("ours", "own", 0, "warm", 5.0)]
+    times += [a_time("sb3", "one", 1, "", 40.0), a_time("sb3", "one", 2, "", 50.0)]
+    (row,) = speed.rows(times, {"own": OWN, "equal": EQUAL})
+    assert row["sb3"] == {"threads": 1, "cold": 25.0, "ratio_cold": 4.0, "warm": 25.0, "ratio_warm": 8.0}
+    assert speed.rows(times[:1], {"own": OWN}) == []  # nothing is said before both of ours are there
 
 
 def test_time_of_a_process_counts_its_children_and_gives_its_output():
@@ -36,32 +59,106 @@ def test_time_of_a_process_counts_its_children_and_gives_its_output():
         speed.timed([sys.executable, "-c", "1/0"], {})
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot confine a process")
+def test_a_process_can_be_confined_to_some_cores():
+    core = min(os.sched_getaffinity(0))
+    code = "import os, time; time.sleep(0.5); print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"
+    assert speed.timed([sys.executable, "-c", code], speed.thread_variables(1), [core])[0] == f"{core} 1\n"
+
+
 def test_measurements_alternate_with_a_fresh_cache_for_each_cold_run(tmp_path, monkeypatch):
     order, caches = [], []
 
-    def ours(setting, env, steps, repeat, cache, kind):
-        order.append(f"{setting} {kind}")
+    def ours(name, env, steps, repeat, cache, kind, threads):
+        order.append(f"{name} {threads} {kind}")
         caches.append((kind, cache, list(cache.iterdir())))
         (cache / "compiled").touch()
-        return Time(setting, kind, repeat, steps, 1.0, 1.0, 0.0)
+        return Time("ours", name, env, threads, kind, repeat, steps, steps, 1.0, 1.0, 0.0)
 
-    def sb3(num_envs, env, steps, repeat, threads):
-        order.append(f"sb3_{num_envs} {threads}{' trial' if repeat == 0 else ''}")
-        seconds = 2.0 if (num_envs, threads) == (1, "1") else 4.0
-        return Time(f"sb3_{num_envs}", threads, repeat, steps, seconds, 1.0, 0.5 if repeat == 2 else 0.0)
+    def peer(who, key, env, steps, repeat, threads, python, cache, kind):
+        order.append(f"{who} {key} {threads} {kind}".strip())
+        if who == "sbx":
+            assert python == "/sbx/python"
+            caches.append((kind, cache, list(cache.iterdir())))
+            (cache / "compiled").touch()
+        return Time(who, key, env, threads, kind, repeat, steps, steps, 4.0, 1.0, 0.5 if repeat == 2 else 0.0)
 
     monkeypatch.setattr(speed, "time_ours", ours)
-    monkeypatch.setattr(speed, "time_sb3", sb3)
-    record = speed.measure(["default", "equal8"], "Hopper-v4", 100, 2, tmp_path / "s.json", [0, 1])
-    trials = ["sb3_1 default trial", "sb3_1 1 trial", "sb3_8 default trial", "sb3_8 1 trial"]
-    once = ["default cold", "default warm", "sb3_1 default", "equal8 cold", "equal8 warm", "sb3_1 1", "sb3_8 default"]
-    assert order == trials + once * 2  # SB3 with 8 environments was not faster with one thread
+    monkeypatch.setattr(speed, "time_peer", peer)
+    monkeypatch.setattr(speed, "installed", lambda python, *packages: {})
+    eight = Setting("a2c", "", "eight", 1000, equal=True)
+    settings = {"own": OWN, "equal": EQUAL, "eight": eight}
+    record = speed.measure(settings, [1, 2], 2, tmp_path / "s.json", [0, 1], "/sbx/python")
+    once = ["own 0 cold", "own 0 warm"]  # and its peer with one thread and with two, which "equal" shares
+    once += [f"{who} one {n}{kind}" for n in (1, 2) for who, kind in (("sb3", ""), ("sbx", " cold"), ("sbx", " warm"))]
+    once += ["equal 1 cold", "equal 1 warm", "equal 2 cold", "equal 2 warm"]
+    once += ["eight 1 cold", "eight 1 warm", "sb3 eight 1", "eight 2 cold", "eight 2 warm", "sb3 eight 2"]
+    assert order == once * 2  # SBX has no A2C
     assert all((kind == "cold") == (found == []) for kind, _, found in caches)
     assert json.loads((tmp_path / "s.json").read_text()) == json.loads(json.dumps(record))
-    assert len(record["times"]) == 14 and record["cores"] == [0, 1]
-    text = speed.table(record)
-    assert "| default | defaults | 100 | 100 | 50 (1 env, 1 threads) | 2.00 | 2.00 |" in text
-    assert "3 of 14 measurements were disturbed" in text
+    text = speed.table([record])
+    assert (
+        "| ppo_continuous | own | Hopper-v4 | default | 1,000 | 1,000 | 250 (1 threads) | 4.00 | 4.00 | 250 |" in text
+    )
+    assert "| sac | equal | Hopper-v4 | 2 | 1,000 | 1,000 | 250 | 4.00 | 4.00 | 250 | 250 | 4.00 | 4.00 |" in text
+    assert "| a2c | eight | Hopper-v4 | 1 | 1,000 | 1,000 | 250 | 4.00 | 4.00 | – | – | – | – |" in text
+    assert '`eight`: defaults; the peer: A2C {"n_steps": 5}, 8 environments.' in text
+    assert f"16 of {len(order)} measurements were disturbed" not in text  # 8 of the second repeat are ours
+    assert f"**8 of {len(order)} measurements were disturbed" in text
+    assert text.count("`equal`:") == 1
+
+
+def test_the_front_page_has_one_table_of_all_records_and_the_earlier_ones_below(tmp_path):
+    assert report.speed_block(tmp_path / "speed") == ""
+    folder = tmp_path / "speed"
+    folder.mkdir()
+    (folder / "hopper.json").write_text('{"times": []}')
+    (folder / "hopper.md").write_text("an earlier table\n")
+    assert report.speed_block(folder) == "an earlier table\n"
+    times = [a_time("ours", "own", 0, "cold", 10.0), a_time("ours", "own", 0, "warm", 5.0)]
+    for name in ("sac", "trpo"):
+        content = {
+            "times": [{"other_cores": None}],
+            "rows": speed.rows(times, {"own": OWN}),
+            "machine": {"cpu": "A CPU", "system": "Linux"},
+            "commit": "0123456789abcdef",
+            "dirty": False,
+            "versions": {"torch": "2.13.0"},
+            "repeats": 1,
+            "cores": [0, 1],
+        }
+        (folder / f"{name}.json").write_text(json.dumps(content))
+        (folder / f"{name}.md").write_text("its own page")
+    block = report.speed_block(folder)
+    assert block.count("| ppo_continuous | own | Hopper-v4 | default | 100 | 200 | – | – | – |") == 2
+    assert (
+        block.count("| algorithm |") == 1 and block.endswith("\n\nan earlier table\n") and "its own page" not in block
+    )
+    (folder / "trpo.json").write_text("{")
+    with pytest.raises(ValueError, match=r"trpo.json: damaged"):
+        report.speed_block(folder)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_name_flags_that_exist_and_peers_that_are_known(name):
+    setting = SETTINGS[name]
+    script = speed.ROOT / "algos" / f"{setting.algorithm}.py"
+    text = script.read_text()
+    words = [word for word in shlex.split(setting.flags) if word.startswith("--")]
+    for word in words:
+        field = word.removeprefix("--").replace("-", "_")
+        assert f"    {field}: " in text or field == "num_envs", (name, word)
+    peer = PEERS[setting.peer]
+    assert isinstance(json.loads(peer.settings), dict)
+    assert not setting.equal or words
+
+
+def test_the_interpreter_of_another_package_is_asked_for_its_versions(tmp_path):
+    assert speed.installed(sys.executable, "pytest", "no-such-package") == {"pytest": pytest.__version__}
+    with pytest.raises(ValueError, match="is not a Python interpreter that works"):
+        speed.installed(str(tmp_path / "python"), "pytest")
+    with pytest.raises(ValueError, match="has no sbx-rl; pip install sbx-rl there"):
+        speed.check_installed({}, sys.executable)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +166,9 @@ def test_measurements_alternate_with_a_fresh_cache_for_each_cold_run(tmp_path, m
     [
         (["--settings", "fast"], "known are default"),
         (["--steps", "0"], "at least 1"),
+        (["--threads", "1", "0"], "at least 1"),
         (["--cores", "100000"], "only"),
+        (["--sbx-python", "/no/python"], "/no/python"),
     ],
 )
 def test_bad_command_lines_are_one_line_and_exit_code_2(capsys, monkeypatch, words, told):
@@ -81,13 +180,42 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(capsys, monkeypatch, wor
     assert stop.value.code == 2 and told in err and err.count("\n") == 1
 
 
-def test_nothing_is_measured_while_something_else_runs_or_without_sb3(capsys, monkeypatch):
+def test_nothing_is_measured_while_something_else_runs_or_without_the_peer(capsys, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
     monkeypatch.setattr(speed.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(SystemExit):
         speed.main([])
     assert "load average 1.50: something else runs here" in capsys.readouterr().err
-    monkeypatch.setattr(speed.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(speed.importlib.util, "find_spec", lambda name: None if name == "sb3_contrib" else object())
     with pytest.raises(SystemExit):
-        speed.main([])
-    assert "pip install -c constraints.txt -e '.[peers]'" in capsys.readouterr().err
+        speed.main(["--settings", "trpo_equal"])
+    assert "sb3-contrib is not installed: pip install -c constraints.txt -e '.[peers]'" in capsys.readouterr().err
+
+
+def test_the_commands_are_those_that_the_scripts_understand(tmp_path, monkeypatch):
+    """Ours and the peer's process, replaced by one that notes what it was asked."""
+    asked = []
+
+    def timed(command, variables, cores=None):
+        asked.append((command, variables, cores))
+        if "--run-dir" in command:
+            run_dir = Path(command[command.index("--run-dir") + 1])
+            (run_dir / "policy").mkdir(parents=True)
+            (run_dir / "policy" / "policy.safetensors").touch()
+            (run_dir / "summary.json").write_text('{"global_step": 1024}')
+        return "a warning\n2048\n", 2.0, 1.0, 0.0
+
+    monkeypatch.setattr(speed, "timed", timed)
+    mine = speed.time_ours("sac_equal", "Hopper-v4", 1000, 3, tmp_path, "cold", 2)
+    assert (mine.asked, mine.steps, mine.threads, mine.steps_per_second) == (1000, 1024, 2, 512.0)
+    command, variables, _ = asked[0]
+    assert command[-4:] == ["--threads", "2", "--env-threads", "2"] and "--q-learning-rate" in command
+    assert variables["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path) and variables["OMP_NUM_THREADS"] == "2"
+    peer = speed.time_peer("sb3", "eight", "Hopper-v4", 1000, 3, 1, "python", tmp_path, "")
+    assert (peer.steps, peer.who, peer.what) == (2048, "sb3", "eight")
+    words = asked[1][0][2:]
+    assert words[words.index("--settings") + 1] == '{"n_steps": 5}' and words[words.index("--num-envs") + 1] == "8"
+    if hasattr(os, "sched_getaffinity"):
+        speed.time_peer("sbx", "one", "Hopper-v4", 1000, 3, 1, "python", tmp_path, "warm")
+        _, variables, cores = asked[2]
+        assert len(cores) == 1 and variables["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path)

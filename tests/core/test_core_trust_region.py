@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from cleanrl_zoo.core.distributions import DiagGaussian
-from cleanrl_zoo.core.trust_region import conjugate_gradient, fisher_vector_product, line_search
+from cleanrl_zoo.core.distributions import Categorical, DiagGaussian
+from cleanrl_zoo.core.trust_region import conjugate_gradient, fisher_factors, fisher_vector_product, line_search
 
 
 def close(actual, expected):
@@ -57,6 +57,67 @@ def test_fisher_vector_product_by_hand():
     unused = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     vector = torch.tensor([1.0, 10.0, 5.0], dtype=torch.float64)
     close(fisher_vector_product(value, (*parameters, unused), vector, 0.1), [16.1, 21, 0.5])
+
+
+def test_fisher_factors_by_hand():
+    # the same numbers as above: J = (2, 1), M = (4, 2); a parameter that no output depends on gets damping alone
+    (weight, log_std), _ = gaussian_policy()
+    unused = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    mean, shared = weight * 2, log_std * 1
+    kl = DiagGaussian(mean.detach(), shared.detach()).kl(DiagGaussian(mean, shared))
+    factors = fisher_factors(kl, (mean, shared), (weight, log_std, unused))
+    for _ in range(2):  # the graph is kept for the next product
+        vector = torch.tensor([1.0, 10.0, 5.0], dtype=torch.float64)
+        close(fisher_vector_product(factors, (weight, log_std, unused), vector, 0.1), [16.1, 21, 0.5])
+    with pytest.raises(ValueError, match="one flat vector of 3"):
+        fisher_vector_product(factors, (weight, log_std, unused), vector[:2], 0.1)
+
+
+def test_fisher_of_two_actions_is_the_enumerated_one():
+    # logits (0, θ): p = σ(θ). Fisher = E[(∂ log p(a)/∂θ)²] = (1 − p)p² + p(1 − p)² = p(1 − p); p = 1/4: 3/16.
+    theta = torch.tensor([-math.log(3)], dtype=torch.float64, requires_grad=True)
+    policy = Categorical(torch.cat([torch.zeros(1, dtype=torch.float64), theta]))
+    kl = Categorical(policy.logits.detach()).kl(policy)
+    vector = torch.tensor([2.0], dtype=torch.float64)
+    close(fisher_vector_product(kl, (theta,), vector, 0.0), [3 / 8])
+    close(fisher_vector_product(fisher_factors(kl, (policy.logits,), (theta,)), (theta,), vector, 0.0), [3 / 8])
+
+
+@pytest.mark.parametrize("kind", [DiagGaussian, Categorical])
+def test_fisher_products_agree_and_are_the_mean_outer_product_of_scores(kind):
+    """Both ways against E_s E_a[∇log π ∇log πᵀ], the expectation over actions exact: by enumeration, or as
+    Σ_A (∇μ ∇μᵀ / σ² + 2 ∇log σ ∇log σᵀ), the integral of the Gaussian's."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    parameters = list(network.parameters())
+    log_std = nn.Parameter(torch.tensor([0.3, -0.7], dtype=torch.float64))
+    obs = torch.randn(5, 3).double()
+    gaussian = kind is DiagGaussian
+    parameters += [log_std] if gaussian else []
+
+    def scores(scalar):
+        parts = torch.autograd.grad(scalar, parameters, retain_graph=True, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    fisher = 0.0
+    for row in obs:
+        if gaussian:
+            mean, variance = network(row), (2 * log_std).exp()
+            terms = [(scores(m), 1 / v) for m, v in zip(mean, variance, strict=True)]
+            terms += [(scores(s), 2.0) for s in log_std]
+        else:
+            logp = network(row).log_softmax(-1)
+            terms = [(scores(value), value.exp()) for value in logp]
+        fisher = fisher + sum(weight * torch.outer(score, score) for score, weight in terms).detach() / len(obs)
+
+    policy = kind(network(obs), log_std) if gaussian else kind(network(obs))
+    outputs = (policy.mean, policy.log_std) if gaussian else (policy.logits,)
+    kl = kind(*(output.detach().clone() for output in outputs)).kl(policy).mean()
+    factors = fisher_factors(kl, outputs, parameters)
+    for vector in torch.randn(3, len(fisher)).double():
+        expected = fisher @ vector + 0.1 * vector
+        close(fisher_vector_product(kl, parameters, vector, 0.1), expected)
+        close(fisher_vector_product(factors, parameters, vector, 0.1), expected)
 
 
 def natural_step():

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
+from cleanrl_zoo.nn import Adam, RMSprop, clip_grad_norm, mlp
 
 
 def test_first_adam_step_by_hand():
@@ -44,6 +44,57 @@ def test_adam_resumes_bit_equal():
         one.step([grad], rate)
         two.step([grad], rate)
     assert torch.equal(first, second) and torch.equal(one.exp_avg_sq[0], two.exp_avg_sq[0])
+
+
+def test_two_rmsprop_steps_by_hand():
+    """α = 3/4, ε = 1, η = 1/2, gradients 4 and 0, θ = 1, v = 0. Step 1: v = ¼·16 = 4, step 2: v = ¾·4 = 3, no move.
+
+    Inside the root: θ = 1 − ½·4/√(4 + 1) = 1 − 2/√5. Outside: θ = 1 − ½·4/(2 + 1) = 1/3.
+    """
+    for inside, expected in ((True, 1 - 2 / math.sqrt(5)), (False, 1 / 3)):
+        parameter = torch.tensor([1.0], dtype=torch.float64)
+        optimizer = RMSprop([parameter], alpha=0.75, eps=1.0, eps_inside_root=inside)
+        for grad in (4.0, 0.0):
+            optimizer.step([torch.tensor([grad], dtype=torch.float64)], torch.tensor(0.5, dtype=torch.float64))
+        assert parameter.item() == pytest.approx(expected, abs=1e-12)
+        assert optimizer.square_avg[0].item() == pytest.approx(3.0, abs=1e-12)
+
+
+def test_rmsprop_equals_torch_over_500_steps():
+    """torch's ε stands outside the root; inside it, ε² does nearly the same and ε does not."""
+    torch.manual_seed(0)
+    start, grads = torch.randn(5, 3, dtype=torch.float64), torch.randn(500, 5, 3, dtype=torch.float64) * 1e-2
+    theirs = torch.nn.Parameter(start.clone())
+    reference = torch.optim.RMSprop([theirs], lr=0.01, alpha=0.99, eps=1e-2)
+    options = ({"eps_inside_root": False}, {}, {"eps": 1e-4})
+    ours = [torch.nn.Parameter(start.clone()) for _ in options]
+    optimizers = [RMSprop([p], **{"eps": 1e-2, **o}) for p, o in zip(ours, options, strict=True)]
+    for step, grad in enumerate(grads):
+        reference.param_groups[0]["lr"] = 0.01 * (1 - step / 500)
+        theirs.grad = grad.clone()
+        reference.step()
+        for optimizer in optimizers:
+            optimizer.step([grad], torch.tensor(0.01 * (1 - step / 500), dtype=torch.float64))
+    torch.testing.assert_close(ours[0], theirs, rtol=1e-9, atol=1e-12)
+    distance = [(p - theirs).norm() / (theirs - start).norm() for p in ours]
+    assert distance[1] > 0.5 > distance[2] > 1e-3
+
+
+def test_rmsprop_resumes_bit_equal():
+    torch.manual_seed(0)
+    first = torch.randn(4)
+    one, grads, rate = RMSprop([first]), [torch.randn(4) for _ in range(6)], torch.tensor(0.01)
+    for grad in grads[:3]:
+        one.step([grad], rate)
+    second = first.clone()
+    two = RMSprop([second])
+    held = two.square_avg[0]
+    two.load_state_dict({"square_avg": [one.state_dict()["square_avg"][0].clone()]})
+    assert two.square_avg[0] is held  # in place: compiled code holds the tensor
+    for grad in grads[3:]:
+        one.step([grad], rate)
+        two.step([grad], rate)
+    assert torch.equal(first, second) and torch.equal(one.square_avg[0], two.square_avg[0])
 
 
 def test_clip_by_hand():

@@ -1,6 +1,8 @@
 import dataclasses
 import json
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from cleanrl_zoo.nn import Adam
 from cleanrl_zoo.run.checkpoint import (
     CHECKSUMS,
+    SEGMENTS,
     STATE,
     TENSORS,
     DamagedCheckpoint,
@@ -69,7 +72,7 @@ def test_a_whole_state_goes_through_the_disk(tmp_path):
 @pytest.mark.parametrize(
     "array",
     [np.zeros((0, 2)), np.array(3.5), np.arange(6, dtype=np.uint8).reshape(2, 3)[:, ::2], np.array([True, False]),
-     np.array([2**63 + 1], dtype=np.uint64)],
+     np.array([2**63 + 1], dtype=np.uint64), np.asfortranarray(np.arange(6.0).reshape(2, 3))],
 )  # fmt: skip
 def test_arrays_keep_type_shape_and_content(tmp_path, array):
     save_checkpoint(tmp_path / "step_1", {"x": capture(array)})
@@ -143,3 +146,170 @@ def test_no_code_can_hide_in_a_checkpoint(tmp_path):
     (folder / CHECKSUMS).write_text(json.dumps(digests))
     with pytest.raises(DamagedCheckpoint):
         load_checkpoint(folder)
+
+
+# Segments
+
+
+class Rows:
+    """A store that only grows, in chunks of two rows; `read` counts how often each chunk was asked for."""
+
+    def __init__(self, count):
+        self.rows, self.read = np.arange(float(count)), {}
+
+    def state_dict(self):
+        full = len(self.rows) // 2
+        return {"segments": {str(c): Chunk(self, c) for c in range(full)}, "rest": self.rows[2 * full :]}
+
+    def load_state_dict(self, state):
+        chunks = [segment.arrays()["rows"] for segment in state["segments"].values()]
+        self.rows = np.concatenate([*chunks, state["rest"]])
+
+
+@dataclasses.dataclass
+class Chunk:
+    store: Rows
+    number: int
+
+    def arrays(self):
+        self.store.read[self.number] = self.store.read.get(self.number, 0) + 1
+        return {"rows": self.store.rows[2 * self.number : 2 * self.number + 2]}
+
+
+def loaded_rows(folder):
+    return restore(Rows(0), load_checkpoint(folder)["rows"]).rows.tolist()
+
+
+def save_rows(folder, store):
+    save_checkpoint(folder, {"rows": capture(store), "step": len(store.rows)})
+
+
+def segments_of(folder):
+    return sorted(path.name for path in (folder / SEGMENTS).iterdir())
+
+
+def test_a_segment_is_read_and_written_once(tmp_path):
+    store = Rows(5)
+    save_rows(tmp_path / "step_1", store)
+    files = {name: (tmp_path / SEGMENTS / name).stat().st_mtime_ns for name in segments_of(tmp_path)}
+    store.rows = np.arange(9.0)
+    save_rows(tmp_path / "step_2", store)
+    assert store.read == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert len(files) == 2 and len(segments_of(tmp_path)) == 4
+    assert all((tmp_path / SEGMENTS / name).stat().st_mtime_ns == time for name, time in files.items())
+    assert loaded_rows(tmp_path / "step_1") == [*range(5)] and loaded_rows(tmp_path / "step_2") == [*range(9)]
+    fresh = restore(Rows(0), load_checkpoint(tmp_path / "step_2")["rows"])
+    save_rows(tmp_path / "step_3", fresh)  # a resumed run refers to the same files
+    assert fresh.read == {}
+
+
+def test_segments_go_with_the_last_checkpoint_that_refers_to_them(tmp_path):
+    for step in (1, 2, 3):
+        store = Rows(2 * step)
+        store.rows += 100 * step  # nothing in common, under other paths
+        save_checkpoint(tmp_path / f"step_{step}", {f"rows{step}": capture(store)})
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step_2", "step_3"]
+    assert len(segments_of(tmp_path)) == 2 + 3
+    save_checkpoint(tmp_path / "step_4", {})
+    save_checkpoint(tmp_path / "step_5", {})
+    assert segments_of(tmp_path) == []
+
+
+def test_segments_stay_while_a_checkpoint_cannot_be_read(tmp_path):
+    """Perhaps its table can be mended by hand; nothing that it may need is thrown away."""
+    save_rows(tmp_path / "step_1", Rows(4))
+    (tmp_path / "step_1" / CHECKSUMS).write_text("{")
+    save_checkpoint(tmp_path / "step_2", {})
+    assert len(segments_of(tmp_path)) == 2
+    save_checkpoint(tmp_path / "step_3", {})
+    assert segments_of(tmp_path) == []
+
+
+def test_a_lost_segment_is_written_again(tmp_path):
+    store = Rows(4)
+    save_rows(tmp_path / "step_1", store)
+    (tmp_path / SEGMENTS / segments_of(tmp_path)[0]).unlink()
+    save_rows(tmp_path / "step_2", store)
+    assert sorted(store.read.values()) == [1, 2] and loaded_rows(tmp_path / "step_2") == [0, 1, 2, 3]
+
+
+def test_a_run_that_went_another_way_gets_segments_of_its_own(tmp_path):
+    """Resumed from step 1 when step 2 existed: what step 2 had under the same path is not taken for the new one's."""
+    save_rows(tmp_path / "step_1", Rows(2))
+    save_rows(tmp_path / "step_2", Rows(4))
+    other = Rows(4)
+    other.rows[2:] = 77.0
+    save_rows(tmp_path / "step_2", other)
+    assert loaded_rows(tmp_path / "step_2") == [0, 1, 77, 77]
+
+
+@pytest.mark.parametrize("damage", ["cut", "edit", "remove", "empty"])
+def test_a_damaged_segment_is_told_in_one_line(tmp_path, damage):
+    store = Rows(2)
+    save_rows(tmp_path / "step_1", store)
+    store.rows = np.arange(4.0)
+    save_rows(tmp_path / "step_2", store)
+    names = [json.loads((tmp_path / f"step_{i}" / CHECKSUMS).read_text())[SEGMENTS] for i in (1, 2)]
+    (new,) = set(names[1].values()) - set(names[0].values())
+    path = tmp_path / SEGMENTS / new
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": content[:-8], "edit": content, "empty": b""}[damage])
+    with pytest.raises(DamagedCheckpoint) as error:
+        load_checkpoint(tmp_path / "step_2")
+    assert "\n" not in str(error.value) and new in str(error.value) and "step_2" in str(error.value)
+    assert loaded_rows(tmp_path / "step_1") == [0, 1]  # the one before is whole
+
+
+def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, monkeypatch):
+    """Every call that changes the disk is once the one at which the process dies."""
+    calls = ["fsync", "rename", "unlink", "rmtree"]
+    finished = 0
+    for moment in range(60):
+        folder, store = tmp_path / str(moment), Rows(3)
+        for step in (1, 2):
+            save_rows(folder / f"step_{step}", store)
+            store.rows = np.arange(len(store.rows) + 2.0)
+        left = moment
+
+        def dying(function):
+            def call(*args, **kwargs):
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+                return function(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for module, name in zip((os, Path, Path, shutil), calls, strict=True):
+                patch.setattr(module, name, dying(getattr(module, name)))
+            try:
+                save_rows(folder / "step_3", store)
+                finished += 1
+            except KeyboardInterrupt:
+                pass
+        last = list_checkpoints(folder)[-1]
+        assert loaded_rows(last) == [*range(7 if last.name == "step_3" else 5)]
+        save_rows(folder / "step_3", store)
+        save_rows(folder / "step_4", store)
+        assert loaded_rows(folder / "step_4") == loaded_rows(folder / "step_3") == [*range(7)]
+        assert sorted(os.listdir(folder)) == [SEGMENTS, "step_3", "step_4"] and len(segments_of(folder)) == 3
+        if finished == 2:
+            break
+    assert finished == 2 and moment > 10
+
+
+def test_a_checkpoint_without_a_table_of_segments_loads(tmp_path):
+    """As they were written before there were segments."""
+    save_checkpoint(tmp_path / "step_1", {"x": 1})
+    digests = json.loads((tmp_path / "step_1" / CHECKSUMS).read_text())
+    del digests[SEGMENTS]
+    (tmp_path / "step_1" / CHECKSUMS).write_text(json.dumps(digests))
+    assert load_checkpoint(tmp_path / "step_1") == {"x": 1}
+    save_rows(tmp_path / "step_2", Rows(4))
+    assert len(segments_of(tmp_path)) == 2

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -90,6 +91,72 @@ def test_samples_have_the_policys_standard_deviation_and_stay_in_the_box():
     samples = policy.act(obs, torch.Generator().manual_seed(0))
     assert samples.std() == pytest.approx(np.exp(-0.5), rel=0.02)
     assert np.abs(samples).max() <= 3.0
+
+
+SQUASHED = {**SPEC, "sizes": [4, 8, 2], "distribution": "squashed_gaussian", "log_std_bounds": [-5.0, 2.0]}
+
+
+def test_squashed_policy_scales_its_mean_into_the_box(tmp_path):
+    """Bounds [0, 4]: 2 + 2 tanh(mean), the mean being the first of the network's two numbers per action."""
+    spec = {**SQUASHED, "action_low": [0.0], "action_high": [4.0]}
+    policy = zoo.load(make_folder(tmp_path, spec))
+    obs = np.random.default_rng(1).normal(size=(6, 4)) * 5
+    normalised = policy.obs_norm(torch.as_tensor(obs, dtype=torch.float32))
+    mean = policy.network(normalised)[:, :1].numpy()
+    np.testing.assert_allclose(policy.act(obs), 2 + 2 * np.tanh(mean), rtol=1e-5)
+    assert np.ptp(policy.act(obs)) > 0.5
+
+
+def test_squashed_samples_have_the_policys_deviation_before_squashing():
+    policy, obs = make_policy(SQUASHED, normalise=False), np.full((50_000, 4), 0.3)
+    samples = policy.act(obs, torch.Generator().manual_seed(0))
+    assert samples.shape == (50_000, 1) and np.abs(samples).max() <= 3.0
+    before, output = np.arctanh(samples.astype(float) / 3.0), policy.network(torch.full((1, 4), 0.3))[0]
+    log_std = -5.0 + 3.5 * (1 + np.tanh(output[1].item()))
+    assert before.std() == pytest.approx(np.exp(log_std), rel=0.02)
+    assert before.mean() == pytest.approx(output[0].item(), abs=4 * np.exp(log_std) / np.sqrt(50_000))
+    again = policy.act(obs, torch.Generator().manual_seed(0))
+    assert np.array_equal(samples, again) and not np.array_equal(samples, policy.act(obs))
+
+
+def test_squashed_policy_is_evaluated_on_its_own_environment(tmp_path):
+    policy = zoo.load(make_folder(tmp_path, SQUASHED))
+    assert len(zoo.evaluate(policy, episodes=2)) == 2
+    with pytest.raises(ValueError, match="and 3 actions, the policy .* and 1: it was trained on another"):
+        policy.card["env"] = "Hopper-v4"
+        zoo.evaluate(policy, episodes=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"log_std_bounds": [2.0]}, "lowest and the highest"),
+        ({"log_std_bounds": None}, "card and tensors do not describe one policy"),
+        ({"action_low": [-3.0, -3.0]}, "one bound per action"),
+        ({"sizes": [4, 8, 4]}, "one bound per action"),
+    ],
+)
+def test_a_squashed_policys_card_must_fit(tmp_path, change, told):
+    folder = make_folder(tmp_path, SQUASHED)
+    edit_card(folder, policy={**SQUASHED, **change})
+    with pytest.raises(ValueError, match=told) as error:
+        zoo.load(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_squashed_policys_card_needs_the_bounds_of_its_deviation(tmp_path):
+    with pytest.raises(ValueError, match="lacks 'log_std_bounds'"):
+        make_folder(tmp_path, {k: v for k, v in SQUASHED.items() if k != "log_std_bounds"})
+
+
+def test_the_card_of_each_distribution():
+    box, discrete = gymnasium.spaces.Box(-2.0, 3.0, (1,)), gymnasium.spaces.Discrete(2)
+    bounds = {"action_low": [-2.0], "action_high": [3.0]}
+    common = {"builder": "mlp", "sizes": [4, 8, 2], "activation": "relu"}
+    assert zoo.policy_spec([4, 8, 2], "relu", discrete) == {**common, "distribution": "categorical"}
+    assert zoo.policy_spec((4, 8, 2), "relu", box) == {**common, **bounds, "distribution": "diag_gaussian"}
+    squashed = {"distribution": "squashed_gaussian", "log_std_bounds": [-5.0, 2.0]}
+    assert zoo.policy_spec([4, 8, 2], "relu", box, (-5.0, 2.0)) == {**common, **bounds, **squashed}
 
 
 def test_loaded_policy_is_frozen_and_saving_does_not_freeze_the_trainer(tmp_path):

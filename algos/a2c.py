@@ -1,0 +1,275 @@
+"""Advantage actor-critic, the synchronous form of A3C, for discrete and continuous actions.
+
+Mnih, Badia, Mirza, Graves, Lillicrap, Harley, Silver & Kavukcuoglu (2016), "Asynchronous Methods for Deep Reinforcement
+Learning", arXiv:1602.01783.
+
+    R_t = r_t + γ r_{t+1} + … + γᵏ V(s_{t+k})          k steps to the rollout's end or the episode's     algorithm S3
+    dθ  = ∇ log π(a|s) A + β ∇ H[π(·|s)],   A = R_t − V(s_t)                                             section 4
+    dθ_v = ∇ (R_t − V(s_t))²                                                                             algorithm S3
+    g ← αg + (1 − α)Δθ²,   θ ← θ − ηΔθ / √(g + ε)      RMSprop, the ε inside the root                    section 4
+
+What reinforce.py learns after whole episodes is learned here after a few steps: V stands in for the rest of the return.
+
+Deviations from the paper, each with its reason:
+
+ 1. The environments are stepped side by side and wait for one common update, instead of threads that update shared
+    parameters whenever they are done: the same gradient, reproducible, and one product of matrices for all of them.
+ 2. The advantage is Schulman et al.'s (2016) λ-weighted mean of the k-step ones, with λ = 0.95; `--gae-lambda 1` is
+    the paper's.
+ 3. Observations are centred and divided by running scales, rewards divided by the running deviation of the discounted
+    return, both clipped to ±10: tasks differ in their units. Both scales count a rollout in after its update.
+ 4. Policy and value network share nothing: a flat observation does not need shared layers, as pixels do. The deviation
+    of continuous actions does not depend on the state. Weights begin orthogonal, with gain √2 in hidden layers and 0.01
+    for the mean action or the logits, so that the first policy is nearly the same in all states.
+ 5. The whole gradient is clipped to a norm of 0.5; the squared value error is halved and has a weight of its own.
+ 6. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
+ 7. A continuous action sampled outside the box is learned from as it is; only the environment's copy is clipped.
+
+Run:    python algos/a2c.py --env Hopper-v4
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cleanrl_zoo import zoo
+from cleanrl_zoo.core import aggregate, explained_variance, gae, policy_gradient, squared_value_loss
+from cleanrl_zoo.core.distributions import Categorical, DiagGaussian
+from cleanrl_zoo.data.rollout import Rollout
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec, run_episodes
+from cleanrl_zoo.nn import RMSprop, clip_grad_norm, mlp
+from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
+
+
+@dataclass
+class Args(EnvArgs):
+    """Advantage actor-critic for discrete and continuous actions."""
+
+    env: str = "Hopper-v4"
+    """Gymnasium's name of an environment with flat observations and a Box or Discrete action space"""
+    num_envs: int = 16
+    """environments stepped side by side"""
+    num_steps: int = 5
+    """steps per environment and iteration (T); T × --num-envs transitions are one batch and one gradient step"""
+    learning_rate: float = 7e-4
+    """RMSprop's learning rate η in the first iteration"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    rmsprop_alpha: float = 0.99
+    """α of RMSprop, the decay of its running squares"""
+    rmsprop_eps: float = 1e-10
+    """ε of RMSprop, inside the root"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """λ of the generalised advantage estimate; 1: the k-step return less the value"""
+    scale_rewards: bool = True
+    """divide rewards by the running standard deviation of the discounted return"""
+    vf_coef: float = 1.0
+    """weight of the halved squared value error"""
+    ent_coef: float = 1e-4
+    """β, weight of the entropy bonus"""
+    max_grad_norm: float = 0.5
+    """norm to which the gradient is clipped"""
+    hidden: tuple[int, ...] = (64, 64)
+    """widths of the hidden layers of policy and value network"""
+
+    def check(self) -> None:
+        super().check()
+        check(self, "num_steps", "hidden", at_least=1)
+        check(self, "learning_rate", "rmsprop_eps", "max_grad_norm", above=0)
+        check(self, "gamma", "gae_lambda", "rmsprop_alpha", at_least=0, at_most=1)
+        check(self, "vf_coef", "ent_coef", at_least=0)
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+
+PRESETS = {
+    "debug": {"total_timesteps": 1024, "num_envs": 2, "num_steps": 16, "compile": False, "eval_episodes": 2,
+              "checkpoint_every": 512, "env_threads": 1, "log_every": 256},
+}  # fmt: skip
+
+
+class Agent(nn.Module):
+    """Two separate networks; the standard deviation of continuous actions does not depend on the state."""
+
+    def __init__(
+        self, obs_dim: int, action_space: gymnasium.Space, hidden: Sequence[int], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        gains, discrete = [2**0.5] * len(hidden), isinstance(action_space, gymnasium.spaces.Discrete)
+        outputs = int(action_space.n) if discrete else action_space.shape[0]
+        low, high = (None, None) if discrete else map(torch.as_tensor, (action_space.low, action_space.high))
+        self.obs_norm = ObsNormalizer((obs_dim,))
+        self.actor = mlp([obs_dim, *hidden, outputs], "tanh", [*gains, 0.01], generator)
+        self.critic = mlp([obs_dim, *hidden, 1], "tanh", [*gains, 1.0], generator)
+        self.log_std = None if discrete else nn.Parameter(torch.full((outputs,), -0.5))
+        self.register_buffer("low", low)  # the box of allowed actions, [A]
+        self.register_buffer("high", high)
+
+    def policy(self, normalized_obs: Tensor) -> Categorical | DiagGaussian:
+        output = self.actor(normalized_obs)
+        return Categorical(output) if self.log_std is None else DiagGaussian(output, self.log_std)
+
+    def value(self, normalized_obs: Tensor) -> Tensor:
+        return self.critic(normalized_obs).squeeze(-1)
+
+    def clip(self, action: Tensor) -> Tensor:
+        """What the environment gets of an action."""
+        return action if self.low is None else action.clamp(self.low, self.high)
+
+
+@dataclass
+class TrainState:
+    """All that changes during training; a checkpoint is this, the environments and the log's position."""
+
+    agent: Agent
+    optimizer: RMSprop
+    reward_scaler: RewardScaler
+    obs: np.ndarray  # [N, D] what the next action is chosen on
+    noise_generator: torch.Generator
+    global_step: int = 0
+    iteration: int = 0
+
+    @classmethod
+    def create(cls, args: Args, envs: VecEnv) -> "TrainState":
+        sizes = envs.single_observation_space.shape[0], envs.single_action_space, args.hidden
+        agent = Agent(*sizes, torch_generator(args.seed, "init")).to(args.device)
+        return cls(
+            agent=agent,
+            optimizer=RMSprop(agent.parameters(), args.rmsprop_alpha, args.rmsprop_eps),
+            reward_scaler=RewardScaler(args.num_envs, args.gamma).to(args.device),
+            obs=envs.reset(),
+            noise_generator=torch_generator(args.seed, "noise", args.device),
+        )
+
+    def cut(self, obs: np.ndarray) -> None:
+        """Goes on in `obs` [N, D] after all episodes were dropped, as an engine does that cannot save its state."""
+        self.obs = obs
+        self.reward_scaler.running_return.zero_()
+
+
+@torch.no_grad()
+def act(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The action sampled in `obs` [N, D], and its copy for the environment.
+
+    `noise` [N, A]: standard normal for A continuous actions, uniform in [0, 1) for a choice out of A.
+    """
+    action = agent.policy(agent.obs_norm(obs)).sample(noise)  # [N, A] or [N]
+    return action, agent.clip(action)
+
+
+def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> None:
+    """Fills `rollout` [T, N] with the current policy."""
+    agent = state.agent
+    draw, outputs = torch.rand if agent.log_std is None else torch.randn, agent.actor[-1].out_features
+    shape = (args.num_steps, args.num_envs, outputs)
+    noise = draw(shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
+    for t, step_noise in enumerate(noise):
+        obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, D]
+        action, env_action = act(agent, obs, step_noise)  # [N, A] or [N]
+        step = envs.step(env_action.cpu().numpy())
+        rollout.put_step(t, action.cpu().numpy(), step)
+        state.obs = step.obs
+    state.global_step += args.batch_size
+
+
+STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/grad_norm", "losses/explained_variance")
+
+
+def update(state: TrainState, rollout: Rollout, gradient_step: Callable, args: Args) -> dict[str, Tensor]:
+    """One gradient step on all that was collected."""
+    rollout, agent = rollout.to(args.device), state.agent
+    batch = (rollout.obs, rollout.final_obs, rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated)
+    remaining = 1.0 - state.iteration * args.batch_size / args.total_timesteps if args.anneal_lr else 1.0
+    learning_rate = torch.tensor(args.learning_rate * remaining, device=args.device)
+    scaler = state.reward_scaler if args.scale_rewards else None
+    coefs = (args.gamma, args.gae_lambda, args.vf_coef, args.ent_coef, args.max_grad_norm)
+    # cloned, since a replayed CUDA graph writes into the same memory again
+    stats = gradient_step(agent, state.optimizer, scaler, batch, learning_rate, *coefs).clone()
+    state.iteration += 1
+    std = {} if agent.log_std is None else {"charts/action_std": agent.log_std.detach().exp().mean()}
+    return {**dict(zip(STATS, stats.unbind(), strict=True)), "charts/learning_rate": learning_rate, **std}
+
+
+def gradient_step(
+    agent: Agent, optimizer: RMSprop, reward_scaler: RewardScaler | None, batch: tuple[Tensor, ...],
+    learning_rate: Tensor, gamma: float, gae_lambda: float, vf_coef: float, ent_coef: float, max_grad_norm: float,
+) -> Tensor:  # fmt: skip
+    """Advantages, loss, gradient and one optimizer step on a whole rollout; returns the numbers named by `STATS`."""
+    raw_obs, final_obs, actions, rewards, terminated, truncated = batch  # [T, N, ...]
+    done = terminated | truncated
+    obs = agent.obs_norm(raw_obs)
+    values = agent.value(obs)  # [T, N]
+    with torch.no_grad():
+        if reward_scaler is not None:
+            rewards = reward_scaler(rewards, done)
+        rewards, next_values = rewards.to(values.dtype), agent.value(agent.obs_norm(final_obs))
+        advantages = gae(rewards, values, next_values, terminated, done, gamma, gae_lambda)
+        returns = advantages + values
+
+    policy = agent.policy(obs)
+    policy_loss = aggregate(policy_gradient(policy.log_prob(actions), advantages))
+    value_loss = aggregate(squared_value_loss(values, returns))
+    entropy = policy.entropy().mean()
+    loss = policy_loss + vf_coef * value_loss - ent_coef * entropy
+
+    grads = torch.autograd.grad(loss, optimizer.parameters)
+    grads, grad_norm = clip_grad_norm(grads, max_grad_norm)
+    optimizer.step(grads, learning_rate)
+    agent.obs_norm.update(raw_obs)  # only now: the actions belong to the scales that they were chosen with
+    with torch.no_grad():
+        return torch.stack([policy_loss, value_loss, entropy, grad_norm, explained_variance(values, returns)])
+
+
+def main(args: Args) -> None:
+    with usage_errors():
+        envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads)
+        check_spaces(envs, "any")
+        eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
+
+    def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths of the deterministic policy's episodes: its mean or its most likely actions."""
+        agent = state.agent
+
+        @torch.no_grad()
+        def likeliest_action(obs: np.ndarray) -> np.ndarray:
+            obs = torch.as_tensor(obs, dtype=torch.float32, device=args.device)
+            return agent.clip(agent.policy(agent.obs_norm(obs)).mode()).cpu().numpy()
+
+        return run_episodes(eval_envs, likeliest_action)
+
+    with Run(args, envs, evaluate) as run:
+        fast_act = compile_function(act, run.compile, args.device)
+        fast_gradient_step = compile_function(gradient_step, run.compile, args.device)
+        state = run.resume_or(lambda: TrainState.create(args, envs))
+        space, dtype = envs.single_action_space, torch.int64 if state.agent.log_std is None else torch.float32
+        rollout = Rollout.allocate(args.num_steps, args.num_envs, state.obs.shape[1:], space.shape, action_dtype=dtype)
+        while state.global_step < args.total_timesteps:
+            with run.phase("collect"):
+                collect(state, envs, rollout, fast_act, args)  # [T, N]
+            run.check_finite(actions=rollout.actions, rewards=rollout.rewards, observations=rollout.final_obs)
+            with run.phase("update"):
+                run.metrics(update(state, rollout, fast_gradient_step, args))
+            run.end_iteration(state)
+        results = run.results(state)
+        save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.recorded, **results})
+        run.finish(results)
+
+
+def save_policy(folder: Path, agent: Agent, args: Args, envs: VecEnv, card: dict) -> None:
+    """The policy as a file of its own, without critic and optimizer: `python -m cleanrl_zoo.zoo evaluate <folder>`."""
+    sizes = [*envs.single_observation_space.shape, *args.hidden, agent.actor[-1].out_features]
+    card["policy"] = zoo.policy_spec(sizes, "tanh", envs.single_action_space)
+    zoo.save(folder, policy=zoo.Policy(card["policy"], agent.actor, agent.log_std, agent.obs_norm), card=card)
+
+
+if __name__ == "__main__":
+    main(parse_args(Args, PRESETS))
