@@ -69,7 +69,7 @@ class Args(EnvArgs):
     """minibatches per epoch; must divide the batch"""
     update_epochs: int = 10
     """passes over the batch"""
-    d_targ: float = 0.01
+    d_targ: float = 0.03
     """KL (nats) of the old to the new policy that β is steered to"""
     kl_coef: float = 1.0
     """β in the first iteration, the weight of the KL penalty"""
