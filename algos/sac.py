@@ -87,7 +87,7 @@ class Args(EnvArgs):
 
 PRESETS = {
     "pendulum": {"env": "Pendulum-v1", "total_timesteps": 10_000, "learning_starts": 1000, "learning_rate": 1e-3},
-    "debug": {"total_timesteps": 1024, "num_envs": 2, "learning_starts": 128, "updates_per_step": 0.25,
+    "debug": {"total_timesteps": 1024, "num_envs": 4, "learning_starts": 128, "updates_per_step": 0.0625,
               "batch_size": 32, "hidden": (32, 32), "compile": False, "eval_episodes": 2, "checkpoint_every": 512,
               "env_threads": 1, "log_every": 256},
 }  # fmt: skip

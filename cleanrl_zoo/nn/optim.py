@@ -13,7 +13,8 @@ def clip_grad_norm(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tenso
     Returns the scaled gradients and the norm before clipping, a scalar (Pascanu et al., 2013, algorithm 1).
     """
     norm = torch.sqrt(torch.stack([grad.square().sum() for grad in grads]).sum())
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    # as_strided, as in Adam below: the compiler stores this number and does not compute it anew for every few elements
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).as_strided((), ())
     return [grad * scale for grad in grads], norm
 
 

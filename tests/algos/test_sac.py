@@ -16,7 +16,7 @@ from torch import nn
 
 from cleanrl_zoo import core
 from cleanrl_zoo.data.replay import Batch
-from cleanrl_zoo.envs import make_vec
+from cleanrl_zoo.envs import EVAL_STREAM, make_vec, run_episodes
 from cleanrl_zoo.run import compile_function, parse_args
 from cleanrl_zoo.run.checkpoint import load_checkpoint
 
@@ -78,7 +78,7 @@ def train(args, act=sac.act, update_step=sac.update_step):
         (["--tau", "1.5"], ["--tau 1.5", "at most 1"]),
         (["--updates-per-step", "0"], ["--updates-per-step 0", "above 0"]),
         (["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
-        (["--buffer-size", "1"], ["--buffer-size 1", "at least 2"]),  # fewer than the environments
+        (["--buffer-size", "1"], ["--buffer-size 1", "at least 4"]),  # fewer than the environments
         (["--learning-starts", "1024"], ["--learning-starts 1024", "at most 1023"]),  # nothing would be learned
         (["--q-learning-rate", "-1"], ["--q-learning-rate -1", "above 0"]),
         (["--hidden", "0"], ["--hidden", "at least 1"]),
@@ -113,7 +113,7 @@ def test_nan_from_the_environment_is_told_apart(in_tmp, monkeypatch, capsys):
 
 def test_a_checkpoint_holds_the_replay_and_resuming_reruns_no_warm_up(in_tmp):
     """Killed after 256 of 512 steps, 128 of them warm-up: what the replay held is there, and the run ends the same."""
-    flags = {"total_timesteps": 512, "checkpoint_every": 256}
+    flags = {"total_timesteps": 512, "checkpoint_every": 256, "updates_per_step": 0.25}
     sac.main(args_for(run_dir="a", **flags))
     shutil.copytree(in_tmp / "a", in_tmp / "b")
     (in_tmp / "b/summary.json").unlink()
@@ -130,7 +130,7 @@ def test_a_checkpoint_holds_the_replay_and_resuming_reruns_no_warm_up(in_tmp):
 def test_an_engine_without_exact_state_resumes_bit_equal_too(in_tmp):
     """Gymnasium's own MuJoCo cannot be saved here: its episodes are cut at every checkpoint, in every run."""
     flags = {"env": "Reacher-v4", "vec": "gymnasium", "checkpoint_every": 1024, "total_timesteps": 2048,
-             "updates_per_step": 0.02}  # fmt: skip
+             "updates_per_step": 0.02, "num_envs": 2}  # fmt: skip
     sac.main(args_for(run_dir="a", **flags))
     sac.main(args_for(run_dir="b", **flags))
     assert json.loads((in_tmp / "a/summary.json").read_text())["cut_episodes"] > 0
@@ -333,6 +333,20 @@ def test_the_replay_shows_the_true_last_observation_of_a_cut_episode():
     assert torch.equal(batch.truncated, (batch.obs[:, 0] == 2).float()) and not batch.terminated.any()
 
 
+def test_episodes_that_were_dropped_do_not_run_into_the_new_ones():
+    """Cut after two steps in observation 2, and going on in 0: the successor of 1 stays 2, and is a truncation."""
+    args = args_for(env="probe/CountContinuous-v0", num_envs=2, learning_starts=0, total_timesteps=20)
+    envs, state = start(args)
+    for _ in range(2):
+        sac.collect(state, envs, sac.act, args)
+    state.cut(envs.cut(state.global_step))
+    assert (state.obs == 0).all()
+    sac.collect(state, envs, sac.act, args)
+    batch = state.replay.sample(100, torch.Generator().manual_seed(0))
+    assert torch.equal(batch.next_obs, batch.obs + 1) and set(batch.obs.flatten().tolist()) == {0.0, 1.0}
+    assert torch.equal(batch.truncated, (batch.obs[:, 0] == 1).float())
+
+
 def test_the_temperatures_step_leaves_the_policy_alone():
     """Two target entropies move α two ways, by Adam's first step of the learning rate; the policy cannot tell."""
     agents, batch_and_noise = [made_agent(), made_agent()], made_batch()
@@ -348,7 +362,7 @@ def test_the_temperatures_step_leaves_the_policy_alone():
 
 
 def test_a_fixed_temperature_stays():
-    state, metrics = train(args_for(alpha=0.2, total_timesteps=256))
+    state, metrics = train(args_for(alpha=0.2, total_timesteps=256, updates_per_step=0.25))
     assert all(row["losses/alpha"] == pytest.approx(0.2, rel=1e-6) for row in metrics) and state.updates == 32
     assert state.agent.log_alpha.exp().item() == pytest.approx(0.2, rel=1e-6)
 
@@ -396,9 +410,9 @@ def test_compiled_equals_eager_over_200_calls():
 
 
 def trained_on_probe(name, **changes):
-    """A small agent after 1,500 updates at a low price of entropy, whose bonus the values then hardly hold."""
-    settings = {"num_envs": 4, "learning_starts": 200, "total_timesteps": 1700, "updates_per_step": 1.0, "alpha": 0.01}
-    settings |= {"learning_rate": 3e-3, "q_learning_rate": 3e-3, "tau": 0.05, "batch_size": 64}
+    """A small agent after 500 updates at a low price of entropy, whose bonus the values then hardly hold."""
+    settings = {"num_envs": 4, "learning_starts": 200, "total_timesteps": 700, "updates_per_step": 1.0, "alpha": 0.01}
+    settings |= {"learning_rate": 5e-3, "q_learning_rate": 5e-3, "tau": 0.1, "batch_size": 64}
     return train(args_for(env=f"probe/{name}Continuous-v0", **{**settings, **changes}))[0].agent
 
 
@@ -446,12 +460,12 @@ def test_the_learned_temperature_brings_the_entropy_to_its_target():
     Where the reward is 1 − (a − ½)², a normal policy of that entropy has σ = e^{−1}/√(2πe) = 0.089.
     """
     args = args_for(
-        env="probe/ChoiceContinuous-v0", num_envs=4, learning_starts=200, total_timesteps=2000, updates_per_step=1.0,
-        learning_rate=3e-3, q_learning_rate=3e-2, batch_size=64,
+        env="probe/ChoiceContinuous-v0", num_envs=4, learning_starts=200, total_timesteps=1000, updates_per_step=1.0,
+        learning_rate=5e-3, q_learning_rate=5e-2, batch_size=64,
     )  # fmt: skip
     _, metrics = train(args)
     entropies, alphas = ([row[tag] for row in metrics] for tag in ("losses/entropy", "losses/alpha"))
-    assert max(entropies[:50]) > 0.2 and np.mean(entropies[-100:]) == pytest.approx(-1.0, abs=0.15)
+    assert max(entropies[:20]) > 0 and np.mean(entropies[-40:]) == pytest.approx(-1.0, abs=0.15)
     assert alphas[0] > 0.9 and alphas[-1] < 0.05
 
 
@@ -480,7 +494,7 @@ def fingerprint() -> dict[str, list[float]]:
         rows.append(sac.update_step(*arguments))
         return rows[-1]
 
-    train(args_for(total_timesteps=208), update_step=noted)
+    train(args_for(num_envs=2, total_timesteps=208, updates_per_step=0.25), update_step=noted)
     table = torch.stack(rows)
     assert len(table) == 20
     return {tag: [round(v, 7) for v in table[:, i].tolist()] for i, tag in enumerate(sac.STATS)}
@@ -490,14 +504,15 @@ def write_fingerprint() -> None:
     FINGERPRINT.write_text(json.dumps(fingerprint(), indent=1) + "\n")
 
 
-LEARN = ("--hidden", "64", "64", "--batch-size", "128", "--total-timesteps", "4000", "--no-compile")
+LEARN = ("--hidden", "64", "64", "--batch-size", "128", "--total-timesteps", "3500", "--learning-starts", "500",
+         "--learning-rate", "3e-3", "--q-learning-rate", "3e-3", "--no-compile")  # fmt: skip
 RECORDED = [0.0]
 RANDOM = -1200.0
 
 
 @pytest.mark.learn
 def test_learns_to_swing_the_pendulum_up():
-    """Pendulum-v1, 4,000 steps, the first 1,000 at random: mean return of the last 5 training episodes.
+    """Pendulum-v1, 3,500 steps: mean return of ten episodes of the deterministic policy.
 
     Seeds 101–110 gave RECORDED; the bound is their mean minus two standard deviations. Random actions give −1,200.
     """
@@ -506,8 +521,6 @@ def test_learns_to_swing_the_pendulum_up():
 
 def learned(seed: int) -> float:
     args = parse_args(sac.Args, sac.PRESETS, ["--preset", "pendulum", "--seed", str(seed), *LEARN])
-    envs, state = start(args)
-    while state.global_step < args.total_timesteps:
-        sac.collect(state, envs, sac.act, args)
-        sac.update(state, sac.update_step, args)
-    return float(np.mean([episode[0] for episode in envs.pop_episodes()][-5:]))
+    state, _ = train(args)
+    mean_action = torch.no_grad()(lambda obs: state.agent.policy(torch.as_tensor(obs)).mode().numpy())
+    return float(run_episodes(make_vec(args.env, 10, seed, stream=EVAL_STREAM), mean_action)[0].mean())

@@ -1,6 +1,8 @@
 """Published results: thinning, exactness, and no trace of the machine's paths or clock where runs are compared."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from records import (
     publish,
     publish_policy,
     read_curve,
+    read_metrics,
     source,
     thin,
     without_paths,
@@ -195,3 +198,18 @@ def test_presets_that_suites_name_exist():
                 preset = flags[flags.index("--preset") + 1]
                 text = (ROOT / "algos" / f"{entry.algorithm}.py").read_text()
                 assert f'    "{preset}": ' in text, (entry.algorithm, preset)
+
+
+@pytest.mark.parametrize("algorithm", sorted({e.algorithm for es in SUITES.values() for e in es if e.longer}))
+def test_the_beginning_of_a_longer_run_is_the_shorter_run(tmp_path, algorithm):
+    """What `longer` takes for granted: nothing in these files depends on the number of steps to come."""
+    rows = []
+    for steps in (256, 512):
+        run_dir = tmp_path / str(steps)
+        command = [sys.executable, ROOT / "algos" / f"{algorithm}.py", "--preset", "debug", "--run-dir", run_dir]
+        command += ["--total-timesteps", steps, "--eval-every", 256, "--checkpoint-every", 0, "--env", "Pendulum-v1"]
+        subprocess.run([str(word) for word in command], check=True, capture_output=True)
+        timed = ("charts/SPS", "time/")
+        metrics = read_metrics(run_dir / "metrics.jsonl")
+        rows.append([{k: v for k, v in row.items() if not k.startswith(timed)} for row in metrics])
+    assert [row["global_step"] for row in rows[0]] == [256] and rows[0] == rows[1][:1]

@@ -431,3 +431,12 @@ def test_what_is_missing_of_a_table_of_all_is_said(two_suites):
     report.report("other", two_suites, two_suites / "none.md")
     text = (two_suites / "other" / "README.md").read_text()
     assert "| Walker2d-v4 | – | 1000 [1 of 2 seeds] | – | – |" in text and "**Incomplete: 1 of" in text
+
+
+def test_a_window_holds_the_episodes_that_ended_in_it():
+    # before step 100, 50 steps: not the point at 50 (it ended before), nor that at 110; (2·60 + 1·100) / 3 = 73.33
+    curve = [{"step": float(step), "train_return": float(step), "episodes": 1.0} for step in (50, 60, 100, 110)]
+    curve[1]["episodes"] = 2.0
+    group = report.Group(ENTRY, curves=[curve, curve])
+    np.testing.assert_allclose(report.at_steps(group, 100, 50), [220 / 3, 220 / 3])
+    assert len(report.at_steps(group, 40, 30)) == 0  # nothing ended there

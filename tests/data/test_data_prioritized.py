@@ -136,6 +136,8 @@ def test_between_two_sorts_a_rank_is_counted_among_the_sorted():
     replay.update_priorities(index[:2], np.array([10.5, 99.0]))
     assert replay.tree.leaves[index[:2]].tolist() == pytest.approx([1 / 21, 1.0])
     assert replay.tree.leaves[index[2:4]].tolist() == pytest.approx([1 / 28, 1 / 27])
+    replay.update_priorities(index[10:11], np.array([11.0]))  # the same again: the same rank
+    assert replay.tree.leaves[index[10]] == pytest.approx(1 / 20)
     replay.sort()
     assert replay.tree.leaves[index[:4]].tolist() == pytest.approx(
         [1 / 22, 1.0, 1 / 30, 1 / 29]
@@ -232,7 +234,7 @@ def test_priorities_go_through_the_disk(tmp_path, kind):
     """Interrupted between draws, between sorts and after steps that the tree has not seen: the same draws follow."""
     first, generator = filled(kind)
     rng = np.random.default_rng(0)
-    for size in (20, 7, 9):
+    for size in (20, 13, 9):
         first.update_priorities(first.indices(size, generator), rng.normal(size=size))
     no, obs = np.zeros(2, bool), np.zeros((2, 2))
     for _ in range(3):
