@@ -19,7 +19,7 @@ Deviations from the paper, each with its reason:
  6. The squared value error is halved (equation 9 has no ½) and clipped: ½ max((V − R)², (V_old + clip(V − V_old, ±ε)
     − R)²), ε in the unit of the return. The published results for these tasks were made with it;
     `--no-clip-value-loss` leaves only the ½.
- 7. `--normalize`, off unless asked for, scales observations and rewards by running statistics, where their units matter.
+ 7. `--normalize`, off unless asked for, scales observations and rewards by running statistics.
 
 Run:    python algos/ppo.py --env CartPole-v1
 """

@@ -118,7 +118,7 @@ def small_observations() -> Replay:
     medians = alternate(
         {
             "uniform: indices and gather": lambda: uniform.sample(BATCH, generator),
-            "uniform, eight batches at once: one of them": lambda: uniform.sample(8 * BATCH, generator),
+            "uniform, eight batches at once": lambda: uniform.sample(8 * BATCH, generator),
             "proportional: indices, weights, priorities": prioritised(stores[ProportionalReplay]),
             "rank: indices, weights, priorities": prioritised(stores[RankReplay]),
             "sum tree item by item in Python": item_by_item,

@@ -208,7 +208,9 @@ class RankReplay(PrioritizedReplay):
 
     def _weigh(self, index: np.ndarray, priority: np.ndarray) -> np.ndarray:
         self._priority[index] = priority
-        greater = len(self._sorted) - self._sorted.searchsorted(self._priority[index], side="right")
+        order = priority.argsort()  # neighbours among the sorted are then searched one after the other, in warm memory
+        greater = np.empty(len(priority))
+        greater[order] = len(self._sorted) - self._sorted.searchsorted(priority[order].astype(np.float32), side="right")
         return (1.0 + greater) ** -self.alpha
 
     def update_priorities(self, index: np.ndarray, td_error: Tensor | np.ndarray) -> None:

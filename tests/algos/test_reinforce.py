@@ -326,7 +326,7 @@ def test_probe_reward_depends_on_observation_and_action(suffix, credit):
         if suffix:
             assert choice(agent, cue) == pytest.approx(0.5 * cue, abs=0.15)
         else:
-            assert choice(agent, cue) == pytest.approx(cue == 1.0, abs=0.02)
+            assert choice(agent, cue) == pytest.approx(float(cue == 1.0), abs=0.02)
 
 
 # Recorded numbers

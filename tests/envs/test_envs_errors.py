@@ -22,7 +22,7 @@ from cleanrl_zoo.envs import make_vec
         (dict(num_envs=-3), "num_envs is -3, must be at least 1"),
         (dict(seed=-1), "seed is -1, must be at least 0"),
         (dict(threads=-1), "threads is -1, must be at least 0"),
-        (dict(vec="envpool"), "vec is 'envpool', must be auto, gymnasium or mujoco"),
+        (dict(vec="envpool"), "vec is 'envpool', must be auto, gymnasium, mujoco or atari"),
         (dict(env_id="CartPole-v1", vec="mujoco"), "vec is mujoco, which has no CartPole-v1, only Hopper-v4"),
         (dict(vec="mujoco", env_kwargs={"ctrl_cost_weight": 1.0}), "which takes no env_kwargs ctrl_cost_weight"),
         (dict(env_kwargs={"max_episode_steps": 0}), "max_episode_steps is 0, must be at least 1"),
