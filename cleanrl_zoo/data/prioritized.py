@@ -29,8 +29,8 @@ class SumTree:
         levels: float64 zeros of the lengths `SumTree.lengths(size)`, leaves first.
     """
 
-    FAN_OUT = 32  # wide, because a level costs a few calls whatever its width
-    TOP = 1024  # at most so many entries at the top, searched as a whole
+    FAN_OUT = 16  # wide, because a level costs a few calls whatever its width
+    TOP = 4096  # at most so many entries at the top, searched as a whole
 
     def __init__(self, levels: list[np.ndarray]) -> None:
         self.levels, self.leaves = levels, levels[0]
