@@ -15,7 +15,7 @@ Deviations from the paper, each with its reason:
  1. The environments are stepped side by side and wait for one common update, instead of threads that update shared
     parameters whenever they are done: the same gradient, reproducible, and one product of matrices for all of them.
  2. The advantage is Schulman et al.'s (2016) λ-weighted mean of the k-step ones, λ = 0.95; `--gae-lambda 1` is the
-    paper's. A rollout has 16 steps instead of 5: on MuJoCo's tasks that learned more, and it is faster.
+    paper's. A rollout has 16 steps instead of 5: fewer and less noisy updates.
  3. Observations are centred and divided by running scales, rewards divided by the running deviation of the discounted
     return, both clipped to ±10: tasks differ in their units.
  4. Policy and value network share nothing: a flat observation does not need common layers, as pixels do. The deviation

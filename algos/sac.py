@@ -27,6 +27,7 @@ Deviations from the paper, each with its reason:
 Run:    python algos/sac.py --env Hopper-v4
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -84,6 +85,11 @@ class Args(EnvArgs):
         check(self, "buffer_size", at_least=self.num_envs)
         check(self, "learning_starts", at_least=0, at_most=self.total_timesteps - 1)
 
+    @property
+    def capacity(self) -> int:
+        """Transitions that the replay has room for: no more than will ever be stored."""
+        return min(self.buffer_size, self.total_timesteps + self.num_envs)
+
 
 PRESETS = {
     "pendulum": {"env": "Pendulum-v1", "total_timesteps": 10_000, "learning_starts": 1000, "learning_rate": 1e-3},
@@ -134,8 +140,7 @@ class TrainState:
         low, high = (torch.as_tensor(bound, dtype=torch.float32) for bound in (space.low, space.high))
         alpha, generator = 1.0 if args.alpha is None else args.alpha, torch_generator(args.seed, "init")
         agent = Agent(obs_shape[0], low, high, args.hidden, alpha, generator).to(args.device)
-        capacity = min(args.buffer_size, args.total_timesteps + args.num_envs)  # no more than will ever be stored
-        replay, obs = Replay(capacity, args.num_envs, obs_shape, space.shape, args.gamma), envs.reset()
+        replay, obs = Replay(args.capacity, args.num_envs, obs_shape, space.shape, args.gamma), envs.reset()
         replay.begin(obs)
         return cls(
             agent=agent,
@@ -240,6 +245,9 @@ def main(args: Args) -> None:
         if not np.isfinite([space.low, space.high]).all():
             raise ValueError(f"--env {args.env}: actions {space}: the bounds must be finite")
         eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
+        print(
+            Replay.plan(args.capacity, args.num_envs, envs.single_observation_space.shape, space.shape), file=sys.stderr
+        )
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the deterministic policy's episodes: its squashed means."""
