@@ -245,9 +245,7 @@ def main(args: Args) -> None:
         if not np.isfinite([space.low, space.high]).all():
             raise ValueError(f"--env {args.env}: actions {space}: the bounds must be finite")
         eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
-        print(
-            Replay.plan(args.capacity, args.num_envs, envs.single_observation_space.shape, space.shape), file=sys.stderr
-        )
+        memory = Replay.plan(args.capacity, args.num_envs, envs.single_observation_space.shape, space.shape)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the deterministic policy's episodes: its squashed means."""
@@ -260,6 +258,7 @@ def main(args: Args) -> None:
         return run_episodes(eval_envs, mean_action)
 
     with Run(args, envs, evaluate) as run:
+        print(memory, file=sys.stderr)
         fast_matmul(args.device)
         fast_act = compile_function(act, run.compile, args.device)
         fast_update_step = compile_function(update_step, run.compile, args.device)
