@@ -39,7 +39,8 @@ from cleanrl_zoo.core.distributions import DiagGaussian
 from cleanrl_zoo.data.rollout import Rollout
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
-from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
+from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
+from cleanrl_zoo.run.arguments import check, check_divides_batch
 
 
 @dataclass
@@ -83,9 +84,7 @@ class Args(EnvArgs):
         check(self, "learning_rate", "clip_coef", "max_grad_norm", "target_kl", above=0)
         check(self, "gamma", "gae_lambda", at_least=0, at_most=1)
         check(self, "vf_coef", "ent_coef", at_least=0)
-        if self.batch_size % self.num_minibatches:
-            batch = f"the batch of {self.batch_size} (--num-envs {self.num_envs} × --num-steps {self.num_steps})"
-            raise ValueError(f"--num-minibatches {self.num_minibatches}: must divide {batch}")
+        check_divides_batch(self, "num_minibatches")
 
     @property
     def batch_size(self) -> int:

@@ -43,7 +43,8 @@ from cleanrl_zoo.core.trust_region import conjugate_gradient, fisher_factors, fi
 from cleanrl_zoo.data.rollout import Rollout
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec, run_episodes
 from cleanrl_zoo.nn import Adam, mlp
-from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
+from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
+from cleanrl_zoo.run.arguments import check, check_divides_batch
 
 
 @dataclass
@@ -97,9 +98,7 @@ class Args(EnvArgs):
         check(self, "gamma", "gae_lambda", at_least=0, at_most=1)
         check(self, "cg_damping", at_least=0)
         check(self, "init_log_std")
-        if self.batch_size % self.minibatch_size:
-            batch = f"the batch of {self.batch_size} (--num-envs {self.num_envs} × --num-steps {self.num_steps})"
-            raise ValueError(f"--minibatch-size {self.minibatch_size}: must divide {batch}")
+        check_divides_batch(self, "minibatch_size")
 
     @property
     def batch_size(self) -> int:

@@ -117,6 +117,14 @@ def check(
         raise ValueError(f"{flag(name)} {given}: must be {allowed or 'a number'}")
 
 
+def check_divides_batch(args: Any, name: str) -> None:
+    """Raises ValueError unless the named field divides the batch of `num_envs` × `num_steps` transitions."""
+    value, batch_size = getattr(args, name), args.num_envs * args.num_steps
+    if batch_size % value:
+        batch = f"the batch of {batch_size} (--num-envs {args.num_envs} × --num-steps {args.num_steps})"
+        raise ValueError(f"{flag(name)} {value}: must divide {batch}")
+
+
 def check_unused(folder: Path) -> None:
     """Raises ValueError when a new run cannot have `folder`: it is a file, cannot be read, or holds something."""
     try:
