@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from cleanrl_zoo.nn.init import orthogonal
+
 LAYERS = ((8, 4), (4, 2), (3, 1))  # kernel and stride of the three convolutions
 SMALLEST = 36  # pixels a side that leave one at the end: ((36 − 8)/4 + 1 − 4)/2 + 1 = 3
 
@@ -45,16 +47,14 @@ def nature_cnn(
     if len(channels) != len(LAYERS):
         raise ValueError(f"channels {tuple(channels)}: the network has {len(LAYERS)} convolutions, give one each")
     modules: list[nn.Module] = [Scale()]
+    gain = math.sqrt(2.0)
     depth, height, width = obs_shape
     for filters, (kernel, stride) in zip(channels, LAYERS, strict=True):
         # skip_init: the default initialiser would draw from the global generator first
-        modules += [_orthogonal(nn.utils.skip_init(nn.Conv2d, depth, filters, kernel, stride), generator), nn.ReLU()]
+        modules += [
+            orthogonal(nn.utils.skip_init(nn.Conv2d, depth, filters, kernel, stride), gain, generator),
+            nn.ReLU(),
+        ]
         depth, height, width = filters, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     dense = nn.utils.skip_init(nn.Linear, depth * height * width, hidden)
-    return nn.Sequential(*modules, nn.Flatten(), _orthogonal(dense, generator), nn.ReLU())
-
-
-def _orthogonal(layer: nn.Module, generator: torch.Generator | None) -> nn.Module:
-    nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
-    nn.init.zeros_(layer.bias)
-    return layer
+    return nn.Sequential(*modules, nn.Flatten(), orthogonal(dense, gain, generator), nn.ReLU())

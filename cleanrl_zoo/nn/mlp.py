@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from cleanrl_zoo.nn.init import orthogonal
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
 
@@ -39,8 +41,6 @@ def mlp(
     modules: list[nn.Module] = []
     for index, (fan_in, fan_out, gain) in enumerate(zip(sizes[:-1], sizes[1:], gains, strict=True)):
         # skip_init: the default initialiser would draw from the global generator first
-        linear = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
-        nn.init.orthogonal_(linear.weight, gain, generator=generator)
-        nn.init.zeros_(linear.bias)
+        linear = orthogonal(nn.utils.skip_init(nn.Linear, fan_in, fan_out), gain, generator)
         modules += [linear] if index == layers - 1 else [linear, ACTIVATIONS[activation]()]
     return nn.Sequential(*modules)
