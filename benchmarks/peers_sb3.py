@@ -15,8 +15,6 @@ import json
 import sys
 import time
 from collections import deque
-from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -137,26 +135,18 @@ def record(model: BaseAlgorithm, args: argparse.Namespace) -> None:
     from cleanrl_zoo.envs import EVAL_STREAM, make_vec, run_episodes
     from cleanrl_zoo.run.checkpoint import write_json
     from cleanrl_zoo.run.metrics import MetricLog
-    from cleanrl_zoo.run.provenance import git_commit, machine, versions
+    from cleanrl_zoo.run.provenance import provenance
 
     args.run_dir.mkdir(parents=True, exist_ok=True)
     eval_envs = make_vec(args.env, args.eval_episodes, args.seed, stream=EVAL_STREAM, threads=1)
     own = make_vec(args.env, 1, args.seed, "gymnasium")  # for its name and versions: what the package steps
     package = {"sb3": "stable-baselines3", "sbx": "sbx-rl"}[args.package]
     packages = [package] if args.algo != "trpo" else [package, "sb3-contrib"]
-    commit, dirty = git_commit(Path(__file__).parent)
     flags = {name: value for name, value in vars(args).items() if name not in ("run_dir", "out")}
     run = {
         "algorithm": "peers_sb3",
         "args": flags,
-        "provenance": {
-            "commit": commit,
-            "dirty": dirty,
-            "versions": {**versions(), **{name: metadata.version(name) for name in packages}},
-            "machine": machine(),
-            "env": {"id": args.env, "engine": own.engine, "versions": own.versions()},
-            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        },
+        "provenance": provenance(own, packages),
         "command": ["python", "benchmarks/peers_sb3.py", *sys.argv[1:]],
     }
     own.close()

@@ -3,8 +3,11 @@
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("cleanrl_zoo", "torch", "numpy", "gymnasium", "mujoco")
 
@@ -49,3 +52,19 @@ def versions() -> dict[str, str]:
 def machine() -> dict[str, str | int]:
     """Processor, usable cores and operating system."""
     return {"cpu": cpu_name(), "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
+
+
+def provenance(envs: Any, packages: Iterable[str] = ()) -> dict[str, Any]:
+    """All of it for a run that begins now, and the environments' name, engine and versions.
+
+    envs: what is learned from (`VecEnv`); packages: whose versions count besides.
+    """
+    commit, dirty = git_commit(Path(__file__).parent)
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "versions": {**versions(), **{name: metadata.version(name) for name in packages}},
+        "machine": machine(),
+        "env": {"id": envs.env_id, "engine": envs.engine, "versions": envs.versions()},
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }

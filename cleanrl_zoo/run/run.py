@@ -34,7 +34,7 @@ from cleanrl_zoo.run.checkpoint import (
 from cleanrl_zoo.run.compiling import resolve_compile
 from cleanrl_zoo.run.metrics import MetricLog
 from cleanrl_zoo.run.progress import Progress, duration
-from cleanrl_zoo.run.provenance import git_commit, machine, versions
+from cleanrl_zoo.run.provenance import provenance, versions
 from cleanrl_zoo.run.seeding import global_random_state, seed_everything, set_global_random_state
 
 StateT = TypeVar("StateT")
@@ -175,18 +175,10 @@ class Run:
         """The content of run.json: algorithm, flags, provenance."""
         flags = {**dataclasses.asdict(self.args), "compile": self.compile}
         del flags["resume"], flags["run_dir"]
-        commit, dirty = git_commit(Path(__file__).parent)
         return {
             "algorithm": self.algorithm,
             "args": flags,
-            "provenance": {
-                "commit": commit,
-                "dirty": dirty,
-                "versions": versions(),
-                "machine": machine(),
-                "env": {"id": self.envs.env_id, "engine": self.envs.engine, "versions": self.envs.versions()},
-                "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            },
+            "provenance": provenance(self.envs),
             "command": ["python", f"algos/{self.algorithm}.py", *sys.argv[1:]],
         }
 
