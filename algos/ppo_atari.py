@@ -42,7 +42,8 @@ from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, g
 from cleanrl_zoo.core.distributions import Categorical
 from cleanrl_zoo.core.value_losses import clipped_value_loss, squared_value_loss
 from cleanrl_zoo.data.rollout import Rollout
-from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, check_spaces, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, check_spaces, make_vec
+from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, nature_cnn
 from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check, check_divides_batch
@@ -256,12 +257,12 @@ def main(args: Args) -> None:
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the deterministic policy's games: its most likely actions."""
+        agent = state.agent
 
-        @torch.no_grad()
-        def most_likely_action(obs: np.ndarray) -> np.ndarray:
-            return state.agent(torch.as_tensor(obs, device=args.device))[0].mode().cpu().numpy()
+        def likeliest_action(obs: Tensor) -> Tensor:
+            return agent(obs)[0].mode()
 
-        return run_episodes(eval_envs, most_likely_action)
+        return run_episodes(eval_envs, on_arrays(likeliest_action, args.device, torch.uint8))
 
     with Run(args, envs, evaluate) as run:
         fast_act = compile_function(act, run.compile, args.device)

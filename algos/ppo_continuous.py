@@ -37,7 +37,8 @@ from cleanrl_zoo import zoo
 from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, gae, k3, normalize, squared_value_loss
 from cleanrl_zoo.core.distributions import DiagGaussian
 from cleanrl_zoo.data.rollout import Rollout
-from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec
+from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
 from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check, check_divides_batch
@@ -252,12 +253,10 @@ def main(args: Args) -> None:
         """Returns and lengths of the deterministic policy's episodes: its mean actions."""
         agent = state.agent
 
-        @torch.no_grad()
-        def mean_action(obs: np.ndarray) -> np.ndarray:
-            policy = agent.policy(agent.obs_norm(torch.as_tensor(obs, dtype=torch.float32, device=args.device)))
-            return policy.mode().clamp(agent.low, agent.high).cpu().numpy()
+        def mean_action(obs: Tensor) -> Tensor:
+            return agent.policy(agent.obs_norm(obs)).mode().clamp(agent.low, agent.high)
 
-        return run_episodes(eval_envs, mean_action)
+        return run_episodes(eval_envs, on_arrays(mean_action, args.device))
 
     with Run(args, envs, evaluate) as run:
         fast_act = compile_function(act, run.compile, args.device)

@@ -44,7 +44,8 @@ from cleanrl_zoo import zoo
 from cleanrl_zoo.core import aggregate, discounted_returns, masked_mean, normalize, policy_gradient, squared_value_loss
 from cleanrl_zoo.core.distributions import Categorical, DiagGaussian
 from cleanrl_zoo.data.rollout import Rollout
-from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, VecEnv, check_spaces, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, VecEnv, check_spaces, make_vec
+from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, mlp
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 
@@ -216,13 +217,12 @@ def main(args: Args) -> None:
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the deterministic policy's episodes: its mean or its most likely actions."""
+        agent = state.agent
 
-        @torch.no_grad()
-        def likeliest_action(obs: np.ndarray) -> np.ndarray:
-            obs = torch.as_tensor(obs, dtype=torch.float32, device=args.device)
-            return state.agent.clip(state.agent.policy(obs).mode()).cpu().numpy()
+        def likeliest_action(obs: Tensor) -> Tensor:
+            return agent.clip(agent.policy(obs).mode())
 
-        return run_episodes(eval_envs, likeliest_action)
+        return run_episodes(eval_envs, on_arrays(likeliest_action, args.device))
 
     with Run(args, envs, evaluate) as run:
         fast_act = compile_function(act, run.compile, args.device)

@@ -41,7 +41,8 @@ from cleanrl_zoo import zoo
 from cleanrl_zoo.core import aggregate, polyak_update, soft_q_target, squared_value_loss
 from cleanrl_zoo.core.distributions import SquashedGaussian
 from cleanrl_zoo.data.replay import Batch, Replay
-from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, VecStep, check_spaces, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, VecStep, check_spaces, make_vec
+from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, EnsembleMLP, mlp, squashed_gaussian, uniform_fan_in
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.precision import fast_matmul
@@ -249,13 +250,12 @@ def main(args: Args) -> None:
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the deterministic policy's episodes: its squashed means."""
+        agent = state.agent
 
-        @torch.no_grad()
-        def mean_action(obs: np.ndarray) -> np.ndarray:
-            policy = state.agent.policy(torch.as_tensor(obs, dtype=torch.float32, device=args.device))
-            return policy.mode().cpu().numpy()
+        def mean_action(obs: Tensor) -> Tensor:
+            return agent.policy(obs).mode()
 
-        return run_episodes(eval_envs, mean_action)
+        return run_episodes(eval_envs, on_arrays(mean_action, args.device))
 
     with Run(args, envs, evaluate) as run:
         print(memory, file=sys.stderr)

@@ -41,7 +41,8 @@ from cleanrl_zoo.core import aggregate, explained_variance, gae, kl_penalized_su
 from cleanrl_zoo.core.distributions import Categorical, DiagGaussian
 from cleanrl_zoo.core.trust_region import conjugate_gradient, fisher_factors, fisher_vector_product, line_search
 from cleanrl_zoo.data.rollout import Rollout
-from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec, run_episodes
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec
+from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, mlp
 from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check, check_divides_batch
@@ -307,12 +308,10 @@ def main(args: Args) -> None:
         """Returns and lengths of the deterministic policy's episodes: its mean or its most likely actions."""
         agent = state.agent
 
-        @torch.no_grad()
-        def likeliest_action(obs: np.ndarray) -> np.ndarray:
-            obs = torch.as_tensor(obs, dtype=torch.float32, device=args.device)
-            return agent.clip(agent.policy(agent.obs_norm(obs)).mode()).cpu().numpy()
+        def likeliest_action(obs: Tensor) -> Tensor:
+            return agent.clip(agent.policy(agent.obs_norm(obs)).mode())
 
-        return run_episodes(eval_envs, likeliest_action)
+        return run_episodes(eval_envs, on_arrays(likeliest_action, args.device))
 
     with Run(args, envs, evaluate) as run:
         fast_act = compile_function(act, run.compile, args.device)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from cleanrl_zoo.envs.vec import VecEnv
 
@@ -31,3 +33,18 @@ def run_episodes(
         if not running.any():
             break
     return returns, lengths
+
+
+def on_arrays(
+    act: Callable[[Tensor], Tensor], device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Callable[[np.ndarray], np.ndarray]:
+    """`act`, from observations to actions as tensors on `device`, the way `run_episodes` calls it; without gradients.
+
+    dtype: of the observations that `act` gets.
+    """
+
+    @torch.no_grad()
+    def act_on_arrays(obs: np.ndarray) -> np.ndarray:
+        return act(torch.as_tensor(obs, dtype=dtype, device=device)).cpu().numpy()
+
+    return act_on_arrays
