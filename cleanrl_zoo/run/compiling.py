@@ -30,7 +30,8 @@ def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> 
 
     On the CPU through the C++ wrapper; on CUDA as CUDA graphs. `torch.autograd.grad` inside the graph is traced
     (`trace_autograd_ops`), which is what lets one graph hold loss, gradient and optimizer step. Shapes are static:
-    another batch size compiles anew.
+    another batch size compiles anew. Each compiled function counts its own compilations, so that a process may make as
+    many runs as it likes: torch's limit of eight is per function, and every `no_grad` wrapper is one and the same.
     """
     if not enabled:
         return function
@@ -41,7 +42,7 @@ def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> 
 
     torch._dynamo.config.trace_autograd_ops = True
     options = {"cpp_wrapper": True} if device == "cpu" else {"triton.cudagraphs": True}
-    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options, isolate_recompiles=True)
 
 
 def resolve_compile(enabled: bool, device: str) -> bool:

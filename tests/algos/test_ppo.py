@@ -201,6 +201,7 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch, name):
         ppo.update(state, rollout, ppo.minibatch_step, args)
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager_over_200_calls():
     """All parameters after 25 iterations of 8 minibatches and their 128 actions each."""
     args = args_for(ppo, total_timesteps=6400)

@@ -312,6 +312,7 @@ def test_nan_from_the_environment_is_told_apart(in_tmp, monkeypatch, capsys):
     assert stop.value.code == 1 and "rewards holds NaN" in err and "--learning-rate" not in err
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager_over_200_calls():
     """All parameters and all buffers, after 25 iterations of 8 minibatches and their 128 actions each."""
     args = args_for(total_timesteps=6400)

@@ -194,6 +194,7 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch, name):
         train(ppo, args_for(ppo))
 
 
+@pytest.mark.slow
 @both
 def test_compiled_equals_eager_over_200_calls(env):
     """All parameters after 25 iterations of 8 minibatches and their 128 actions each, β doubling and halving."""

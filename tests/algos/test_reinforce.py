@@ -254,6 +254,7 @@ def test_a_cut_between_iterations_takes_nothing_from_the_next():
 @pytest.mark.parametrize(
     "env, credit", [("Hopper-v4", "baseline"), pytest.param("CartPole-v1", "whole", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_compiled_equals_eager_over_200_calls(env, credit):
     """All parameters, moments and scales after 200 updates on 16 or more steps each."""
     limits = {"env": env, "credit": credit, "num_steps": 8, "learning_rate": 3e-4}
@@ -361,3 +362,25 @@ def test_fingerprint_of_twenty_updates():
             assert len(values) == 20
             tolerance = 5e-3 * np.abs(values).max()
             np.testing.assert_allclose(now[label][tag], values, rtol=5e-3, atol=tolerance, err_msg=tag)
+
+
+# Learning
+
+RECORDED = [401.1, 374.8, 218.15, 327.75, 386.8, 359.75, 393.95, 262.45, 344.4, 342.8]
+RANDOM = 22.0
+
+
+@pytest.mark.learn
+def test_learns_to_balance_the_pole():
+    """CartPole-v1, 60,000 steps with the defaults: mean return of the last 20 training episodes.
+
+    Seeds 101–110 gave RECORDED; the bound is their mean minus two standard deviations. Random actions give 22.
+    """
+    flags = ["--env", "CartPole-v1", "--total-timesteps", "60000", "--no-compile", "--seed", "1"]
+    args = parse_args(reinforce.Args, reinforce.PRESETS, flags)
+    envs, state, rollout = start(args)
+    while state.global_step < args.total_timesteps:
+        mask = reinforce.collect(state, envs, rollout, reinforce.act, args)
+        reinforce.update(state, rollout, mask, reinforce.gradient_step, args)
+    last20 = np.mean([episode[0] for episode in envs.pop_episodes()][-20:])
+    assert last20 > np.mean(RECORDED) - 2 * np.std(RECORDED) > 9 * RANDOM

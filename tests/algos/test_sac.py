@@ -387,6 +387,7 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch):
     load_algorithm("sac")
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager_over_200_calls():
     """All parameters, all buffers and all optimizers, after 200 updates and the steps between them."""
     args = args_for(total_timesteps=328, updates_per_step=1.0, num_envs=1)
@@ -516,7 +517,7 @@ def test_learns_to_swing_the_pendulum_up():
 
     Seeds 101–110 gave RECORDED; the bound is their mean minus two standard deviations. Random actions give −1,200.
     """
-    assert learned(seed=1) > np.mean(RECORDED) - 2 * np.std(RECORDED) > 0.6 * RANDOM
+    assert learned(seed=1) > np.mean(RECORDED) - 2 * np.std(RECORDED) > 0.5 * RANDOM
 
 
 def learned(seed: int) -> float:

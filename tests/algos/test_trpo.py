@@ -332,6 +332,7 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch, name):
         trpo.update(state, rollout, trpo.minibatch_step, args)
 
 
+@pytest.mark.slow
 @BOTH
 def test_compiled_equals_eager_over_200_calls(env):
     """All parameters and buffers after 25 iterations of 8 minibatches and their 128 actions each."""

@@ -153,7 +153,8 @@ def test_settings_name_flags_that_exist_and_peers_that_are_known(name):
     assert not setting.equal or words
 
 
-def test_the_interpreter_of_another_package_is_asked_for_its_versions(tmp_path):
+def test_the_interpreter_of_another_package_is_asked_for_its_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed.importlib.util, "find_spec", lambda name: object())
     assert speed.installed(sys.executable, "pytest", "no-such-package") == {"pytest": pytest.__version__}
     with pytest.raises(ValueError, match="is not a Python interpreter that works"):
         speed.installed(str(tmp_path / "python"), "pytest")
