@@ -63,6 +63,8 @@ PEERS: dict[str, Peer] = {
     "trpo": Peer("trpo"),
     "trpo_16": Peer("trpo", 16, '{"n_steps": 64, "batch_size": 64, "cg_max_steps": 10}'),
     "sac": Peer("sac", 1, '{"learning_starts": 1000}'),  # otherwise the defaults: batches of 256, 256 × 256, 3e-4
+    # otherwise the defaults: batches of 32, 64 × 64, 1e-4, a buffer of 1,000,000, copied every 10,000 steps
+    "dqn": Peer("dqn", 1, '{"train_freq": 1}'),
 }
 
 
@@ -117,6 +119,16 @@ SETTINGS: dict[str, Setting] = {
         equal=True,
     ),
     "trpo_default": Setting("trpo", "", "trpo"),
+    "dqn_equal": Setting(
+        "dqn",
+        "--num-envs 1 --updates-per-step 1 --batch-size 32 --hidden 64 64 --learning-rate 1e-4 --loss huber "
+        "--max-grad-norm 10 --buffer-size 1000000 --learning-starts 100 --target-update-every 10000 "
+        "--exploration-fraction 0.1",
+        "dqn",
+        200_000,
+        "CartPole-v1",
+        equal=True,
+    ),
     "sac_equal": Setting(
         "sac",
         "--num-envs 1 --learning-starts 1000 --batch-size 256 --learning-rate 3e-4 --q-learning-rate 3e-4 "

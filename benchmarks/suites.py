@@ -48,11 +48,25 @@ def grid(
 
 
 EVERY_100K = ("--eval-every", "100000")  # more points for the curve than a run needs by itself
+EVERY_200K = ("--eval-every", "200000")
 EVERY_25K = ("--eval-every", "25000")
 CLASSIC = ("ppo", "ppo_penalty", "trpo", "a2c", "reinforce")
 # Flags beside the defaults, which are those for continuous control in all but ppo
 CLASSIC_OWN = {"ppo_penalty": ("--preset", "cart_pole")}
 MUJOCO = ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4")
+DQN_BASES = {
+    "CartPole-v1": ("--learning-starts", "1000", "--updates-per-step", "0.5"),
+    "Acrobot-v1": ("--learning-starts", "1000", "--updates-per-step", "0.5"),
+    "LunarLander-v3": ("--preset", "lunar_lander"),
+}
+DQN_PARTS = {
+    "plain": (),
+    "double": ("--double",),
+    "dueling": ("--dueling",),
+    "prioritized": ("--prioritized", "proportional"),
+    "n_step": ("--n-step", "3"),
+    "all_four": ("--double", "--dueling", "--prioritized", "proportional", "--n-step", "3"),
+}
 SB3_SAC = ("--algo", "sac", *EVERY_25K)
 
 SUITES: dict[str, tuple[Entry, ...]] = {
@@ -68,7 +82,12 @@ SUITES: dict[str, tuple[Entry, ...]] = {
             ("wide_32", ("--num-envs", "32", "--num-steps", "64", "--num-minibatches", "16")),
         )
     ),
-    "classic": (*grid(CLASSIC, ("CartPole-v1", "Acrobot-v1"), 500_000, EVERY_100K, CLASSIC_OWN),),
+    "classic": (
+        *grid(CLASSIC, ("CartPole-v1", "Acrobot-v1"), 500_000, EVERY_100K, CLASSIC_OWN),
+        *grid(("ppo",), ("MountainCar-v0",), 1_000_000, ("--preset", "mountain_car", *EVERY_100K)),
+        *grid(("ppo_continuous",), ("Pendulum-v1",), 100_000, ("--preset", "pendulum")),
+        *grid(("ppo",), ("LunarLander-v3",), 1_000_000, ("--preset", "lunar_lander", *EVERY_200K)),
+    ),
     "mujoco": (
         *grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K, results="first_light"),
         *grid(("ppo_penalty", "trpo", "a2c"), MUJOCO, 1_000_000, EVERY_100K),
@@ -82,6 +101,18 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         # Stable-Baselines3 on this machine, with its own defaults, and ours at as many steps
         Entry("peers_sb3", "Hopper-v4", (1, 2, 3), 100_000, SB3_SAC, "sb3_sac"),
         Entry("sac", "Hopper-v4", (1, 2, 3), 100_000, EVERY_25K, "sac_100k", longer="sac"),
+    ),
+    "dqn": (
+        *grid(("dqn",), ("CartPole-v1", "Acrobot-v1"), 500_000, EVERY_100K),
+        *grid(("dqn",), ("MountainCar-v0",), 120_000, ("--preset", "mountain_car", *EVERY_25K)),
+        *grid(("dqn",), ("LunarLander-v3",), 400_000, ("--preset", "lunar_lander", *EVERY_100K)),
+    ),
+    # One part of DQN switched on at a time, and all of them; on the small tasks with five times as many updates as by
+    # default, since a fifth of the steps is left.
+    "dqn_ablation": tuple(
+        Entry("dqn", env, (1, 2, 3, 4, 5), 100_000, (*base, *flags, *EVERY_25K), label)
+        for env, base in DQN_BASES.items()
+        for label, flags in DQN_PARTS.items()
     ),
 }
 
@@ -100,4 +131,6 @@ PUBLISHED_NAMES = {
     "trpo": "TRPO",
     "reinforce": "REINFORCE",
     "sac": "SAC",
+    "dqn": "DQN",
+    "dqn_atari": "DQN",
 }

@@ -23,11 +23,11 @@ def check_spaces(
     if frames and not pixels:
         raise ValueError(
             f"{given}: observations must be frames of bytes [channels, height, width], at least 36 pixels a side, as "
-            "those of ALE/… names with --vec atari; for flat vectors: algos/ppo.py"
+            "those of ALE/… names with --vec atari; for flat vectors: algos/ppo.py, algos/dqn.py"
         )
     if not frames and len(shape) != 1:
         if pixels:
-            raise ValueError(f"{given}: observations must be flat vectors; for frames: algos/ppo_atari.py")
+            raise ValueError(f"{given}: observations must be flat vectors; for frames: algos/ppo_atari.py, algos/dqn_atari.py")
         raise ValueError(
             f"{given}: observations must be flat vectors; flatten them with gymnasium.wrappers.FlattenObservation in a "
             "registered environment of your own"

@@ -15,6 +15,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "charts/episodes": ("episodes", "number of training episodes that ended in the interval"),
     "charts/SPS": ("steps/s", "environment steps per second of wall-clock since this process began training"),
     "charts/learning_rate": ("1", "learning rate of the interval's updates"),
+    "charts/epsilon": ("share", "ε, chance of a random action, at the interval's updates"),
     "losses/policy_loss": ("1", "policy loss, mean over all minibatches of all epochs"),
     "losses/value_loss": (
         "return²",
@@ -33,8 +34,16 @@ METRICS: dict[str, tuple[str, str]] = {
     "losses/expected_improvement": ("1", "the same by the linear model: gradient · step"),
     "losses/step_fraction": ("1", "share of the full trust-region step that the line search took, 0 where refused"),
     "losses/step_accepted": ("share", "trust-region steps that passed the line search"),
-    "losses/qf_loss": ("return²", "½ mean squared error of the action values; two critics' are added up"),
+    "losses/qf_loss": (
+        "return²",
+        "½ mean squared error of the action values, or the Huber loss and weights asked for; two critics' are added up",
+    ),
     "losses/qf_values": ("return", "mean of the action values that the loss compared with their targets"),
+    "losses/td_error": ("return", "mean |target − value| of the updates of tables, before each"),
+    "losses/value_error": (
+        "return",
+        "root of the mean squared error over the states against the exact values, mean over the runs",
+    ),
     "losses/alpha": ("return/nat", "temperature: weight of the entropy against the reward"),
     "losses/epochs": ("epochs", "passes over the batch that were executed before target_kl stopped them"),
     "charts/action_std": ("action", "standard deviation of the Gaussian policy, mean over the action's dimensions"),

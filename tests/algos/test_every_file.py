@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -32,10 +33,12 @@ def test_help_explains_every_flag(in_tmp, name):
 
 @each_file
 def test_debug_preset_is_quick_and_complete(in_tmp, name):
-    started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = run_file(name, *DEBUG, cwd=in_tmp)
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - started < 30  # below 5 s on two idle cores; generous, since tests run on busy ones
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # processor time, since tests run on busy machines; below 5 seconds, and shared caches make a busy core slower
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
     assert "Warning" not in done.stderr and "WARN" not in done.stderr
     assert [path.name for path in in_tmp.iterdir()] == ["runs"]  # no stray files
     (run_dir,) = (in_tmp / "runs" / name).glob("*/*")
