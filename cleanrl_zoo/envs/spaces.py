@@ -27,7 +27,9 @@ def check_spaces(
         )
     if not frames and len(shape) != 1:
         if pixels:
-            raise ValueError(f"{given}: observations must be flat vectors; for frames: algos/ppo_atari.py, algos/dqn_atari.py")
+            raise ValueError(
+                f"{given}: observations must be flat vectors; for frames: algos/ppo_atari.py, algos/dqn_atari.py"
+            )
         raise ValueError(
             f"{given}: observations must be flat vectors; flatten them with gymnasium.wrappers.FlattenObservation in a "
             "registered environment of your own"
