@@ -29,14 +29,17 @@ import torch
 from torch import Tensor, nn
 
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, VecEnv, make_vec, run_episodes
+from cleanrl_zoo.envs.tabular import one_number
 from cleanrl_zoo.envs.vec import env_seeds, quiet_mujoco
 from cleanrl_zoo.nn.cnn import nature_cnn
 from cleanrl_zoo.nn.heads import squashed_gaussian
 from cleanrl_zoo.nn.mlp import mlp
+from cleanrl_zoo.nn.table import Table
 
 DISTRIBUTIONS = ("diag_gaussian", "squashed_gaussian", "categorical")
 BUILDERS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
     "mlp": lambda spec: mlp(spec["sizes"], spec["activation"]),
+    "table": lambda spec: Table(*spec["sizes"]),
     "nature_cnn": lambda spec: nn.Sequential(
         nature_cnn(spec["obs_shape"], spec["channels"], spec["sizes"][0]), mlp(spec["sizes"], spec["activation"])
     ),
@@ -50,6 +53,7 @@ class Policy(nn.Module):
     `{"builder": "mlp", "sizes": [11, 64, 64, 3], "activation": "tanh", "distribution": "diag_gaussian",
     "action_low": [...], "action_high": [...]}`; a categorical policy has no bounds; a "squashed_gaussian" has
     "log_std_bounds" [lowest, highest] too, and sizes end in two numbers per action (`nn.heads.squashed_gaussian`).
+    The builder "table" has "sizes" [states, actions]: a row per state, of which the largest number is the action.
     The builder "nature_cnn" reads frames of "obs_shape" [C, H, W] with "channels" filters; "sizes" are then those of
     its features and of the actions.
     """
@@ -107,6 +111,14 @@ def policy_spec(
     if log_std_bounds is not None:
         return {**spec, "distribution": "squashed_gaussian", "log_std_bounds": list(log_std_bounds)}
     return {**spec, "distribution": "diag_gaussian"}
+
+
+def table_policy(rows: Tensor) -> Policy:
+    """The categorical policy of a table [S, A]: action values, or log-probs."""
+    spec = {"builder": "table", "sizes": list(rows.shape), "distribution": "categorical"}
+    table = Table(*rows.shape)
+    table.rows.copy_(rows)
+    return Policy(spec, table)
 
 
 def _num_actions(spec: dict[str, Any]) -> int:
@@ -264,6 +276,13 @@ def evaluate(policy: Policy, episodes: int = 10, seed: int = 0) -> np.ndarray:
 
 def _check_spaces(policy: Policy, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
     sizes = policy.spec["sizes"]
+    if policy.spec["builder"] == "table" and isinstance(obs_space, gymnasium.spaces.Discrete):
+        if (int(obs_space.n), action_space.n) != tuple(sizes):
+            raise ValueError(
+                f"{policy.card['env']} has {obs_space.n} states and {action_space.n} actions, "
+                f"the policy {sizes[0]} and {sizes[1]}: it was trained on another environment"
+            )
+        return
     obs_shape = tuple(policy.spec.get("obs_shape", sizes[:1]))
     actions = (
         action_space.n if isinstance(action_space, gymnasium.spaces.Discrete) else int(np.prod(action_space.shape))
@@ -301,7 +320,7 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
         return returns
     os.environ.update(find_renderer(env_id))
     with quiet_mujoco():
-        env = gymnasium.make(env_id, render_mode="rgb_array")
+        env = one_number(gymnasium.make(env_id, render_mode="rgb_array"))
     print(f"recording {episodes} episode(s); software rendering takes up to a minute each", file=sys.stderr)
     try:
         _check_spaces(policy, env.observation_space, env.action_space)
@@ -316,7 +335,8 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
                 while not done:
                     if step % stride == 0:
                         yield env.render()
-                    obs, reward, terminated, truncated, _ = env.step(policy.act(obs[None])[0])
+                    action = policy.act(np.asarray(obs)[None])[0]
+                    obs, reward, terminated, truncated, _ = env.step(action)
                     returns[episode] += float(reward)
                     done, step = terminated or truncated, step + 1
                 yield env.render()

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from cleanrl_zoo.envs.tabular import one_number
 from cleanrl_zoo.envs.vec import VecStep, check_state, env_seeds, quiet_mujoco, seed_action_space, unstable_simulations
 
 # The attributes that make up the state of an environment, beside its generator and its time limit. Environments
@@ -37,7 +38,7 @@ class GymnasiumVec:
         self._seed, self._stream = seed, stream
         with warnings.catch_warnings(), quiet_mujoco():
             warnings.simplefilter("ignore")  # "is out of date": the user asked for this version
-            makers = [lambda: gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)] * num_envs
+            makers = [lambda: one_number(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs))] * num_envs
             self._vec = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
         self.single_observation_space = self._vec.single_observation_space
         self.single_action_space = self._vec.single_action_space

@@ -40,7 +40,7 @@ class VecEnv(Protocol):
     """What every engine offers; see `make_vec`."""
 
     env_id: str
-    engine: str  # "gymnasium", "mujoco" or "atari"
+    engine: str  # "gymnasium", "mujoco", "atari" or "tabular"
     num_envs: int
     single_observation_space: gymnasium.Space
     single_action_space: gymnasium.Space
@@ -132,8 +132,9 @@ def make_vec(
         num_envs: N, at least 1.
         seed: non-negative; environment `i` is seeded from `SeedSequence((seed, stream, i))`.
         vec: "gymnasium" for `SyncVectorEnv`; "mujoco" for the batch engine (the tasks of `mujoco_tasks.TASKS`);
-            "atari" for ale-py's vector engine with the usual preprocessing ("ALE/..."); "auto" for that of the last
-            two that has the task, where `env_kwargs` asks for nothing special.
+            "atari" for ale-py's vector engine with the usual preprocessing ("ALE/..."); "tabular" for worlds whose
+            exact model is known (`tabular.WORLDS`, Gymnasium's FrozenLake, CliffWalking, Taxi); "auto" for that of
+            the last three that has the task, where `env_kwargs` asks for nothing special.
         stream: TRAIN_STREAM or EVAL_STREAM, so that evaluation never shares random numbers with training.
         threads: simulation threads of the batch engines (MuJoCo's: the calling one included); 0 for one per core.
         env_kwargs: passed to `gymnasium.make`; MuJoCo's batch engine takes `max_episode_steps` only, Atari's the
@@ -148,8 +149,8 @@ def make_vec(
     for name, value, low in bounds:
         if value < low:
             raise ValueError(f"{name} is {value}, must be at least {low}")
-    if vec not in ("auto", "gymnasium", "mujoco", "atari"):
-        raise ValueError(f"vec is {vec!r}, must be auto, gymnasium, mujoco or atari")
+    if vec not in ("auto", "gymnasium", "mujoco", "atari", "tabular"):
+        raise ValueError(f"vec is {vec!r}, must be auto, gymnasium, mujoco, atari or tabular")
     _check_registered(env_id)
     if vec == "atari" or (vec == "auto" and env_id.startswith("ALE/")):
         from cleanrl_zoo.envs.atari import KWARGS, AtariVec
@@ -161,7 +162,7 @@ def make_vec(
             return AtariVec(env_id, num_envs, seed, stream, threads, **env_kwargs)
         if vec == "atari":
             raise ValueError(f"vec is atari, which takes no env_kwargs {', '.join(special)}; use vec gymnasium")
-    elif vec != "gymnasium":
+    elif vec not in ("gymnasium", "tabular"):
         from cleanrl_zoo.envs.mujoco_tasks import TASKS
 
         special = sorted(env_kwargs.keys() - {"max_episode_steps"})
@@ -174,8 +175,15 @@ def make_vec(
         if vec == "mujoco":
             raise ValueError(f"vec is mujoco, which has no {env_id}, only {', '.join(TASKS)}; use vec gymnasium")
     from cleanrl_zoo.envs.gymnasium_vec import GymnasiumVec
+    from cleanrl_zoo.envs.tabular import TabularVec, tabular_world
 
     try:
+        world = None if vec == "gymnasium" else tabular_world(env_id, env_kwargs)
+        if world is not None:
+            limit = env_kwargs.get("max_episode_steps", gymnasium.registry[env_id].max_episode_steps)
+            return TabularVec(env_id, num_envs, seed, stream, world, limit)
+        if vec == "tabular":
+            raise ValueError(f"{env_id} has no model that is known, which vec tabular needs; use vec gymnasium")
         return GymnasiumVec(env_id, num_envs, seed, stream, env_kwargs)
     except Exception as error:  # whatever a registered environment does while it is made
         if str(error).startswith(env_id):  # said by GymnasiumVec itself

@@ -77,7 +77,7 @@ class EnvArgs(RunArgs):
     """Gymnasium's name of the environment"""
     num_envs: int = 8
     """environments stepped side by side"""
-    vec: Literal["auto", "gymnasium", "mujoco", "atari"] = "auto"
+    vec: Literal["auto", "gymnasium", "mujoco", "atari", "tabular"] = "auto"
     """engine: Gymnasium's vector environment, MuJoCo or Atari as a batch, or the faster one that has the task"""
     env_threads: int = 0
     """threads that step MuJoCo or Atari; 0: one per core"""

@@ -22,12 +22,12 @@ from cleanrl_zoo.envs import make_vec
         (dict(num_envs=-3), "num_envs is -3, must be at least 1"),
         (dict(seed=-1), "seed is -1, must be at least 0"),
         (dict(threads=-1), "threads is -1, must be at least 0"),
-        (dict(vec="envpool"), "vec is 'envpool', must be auto, gymnasium, mujoco or atari"),
+        (dict(vec="envpool"), "vec is 'envpool', must be auto, gymnasium, mujoco, atari or tabular"),
         (dict(env_id="CartPole-v1", vec="mujoco"), "vec is mujoco, which has no CartPole-v1, only Hopper-v4"),
         (dict(vec="mujoco", env_kwargs={"ctrl_cost_weight": 1.0}), "which takes no env_kwargs ctrl_cost_weight"),
         (dict(env_kwargs={"max_episode_steps": 0}), "max_episode_steps is 0, must be at least 1"),
         (dict(env_kwargs={"colour": "red"}), "unexpected keyword argument 'colour'"),
-        (dict(env_id="Blackjack-v1"), "observes a Tuple space"),
+        (dict(env_id="CartPole-v1", vec="tabular"), "CartPole-v1 has no model that is known"),
     ],
 )
 def test_bad_arguments(arguments, message):
