@@ -74,7 +74,7 @@ class Run:
         self.eval_returns: list[float] = []  # of the last evaluation
         self.global_step = 0
         self.seconds_before = 0.0
-        self._last_checkpoint: Path | None = None
+        self._resumed_from: Path | None = None
         self._values: dict[str, list[Tensor | float]] = {}
         self._episodes: list[tuple[float, int]] = []
         self._seconds: dict[str, float] = {}
@@ -139,7 +139,7 @@ class Run:
             self._refuse(chosen, str(error))
         if self._saved["args"] != self.recorded["args"]:
             self._refuse(chosen, f"{self.run_dir / 'run.json'} does not hold the flags that {chosen} was made with")
-        self._last_checkpoint = chosen
+        self._resumed_from = chosen
 
     def _refuse(self, checkpoint: Path, reason: str) -> NoReturn:
         """Ends with `reason` and the checkpoint before the refused one."""
@@ -195,11 +195,11 @@ class Run:
                 self.global_step, self.seconds_before, offset = own["global_step"], own["seconds"], own["log_bytes"]
                 set_global_random_state(self._saved["random"])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
-                self._refuse(self._last_checkpoint, f"{self._last_checkpoint} is of another version ({error})")
+                self._refuse(self._resumed_from, f"{self._resumed_from} is of another version ({error})")
         try:
             self.log = MetricLog(self.run_dir, offset, self._start_wandb() if self.args.track else None)
         except ValueError as error:
-            self._refuse(self._last_checkpoint, str(error))
+            self._refuse(self._resumed_from, str(error))
         except OSError as error:
             exit_with(f"{self.run_dir}: cannot be written ({error.strerror})")
         compiling = "; compiling first, once" if self.compile else ""
@@ -209,7 +209,7 @@ class Run:
         else:
             self.progress.message(f"resumed {self.run_dir} at step {self.global_step:,}{compiling}")
             for later in list_checkpoints(self.run_dir / "checkpoints"):  # of a future that is run anew
-                if later.name > self._last_checkpoint.name:
+                if later.name > self._resumed_from.name:
                     shutil.rmtree(later)
         self._saved = None
         self.progress = Progress(self.progress.name, self.args.total_timesteps, self.global_step)
@@ -300,7 +300,6 @@ class Run:
         }
         folder = self.run_dir / "checkpoints" / f"step_{self.global_step:012d}"
         save_checkpoint(folder, tree)
-        self._last_checkpoint = folder
 
     def seconds(self) -> float:
         """Wall-clock seconds of training so far, over all processes of the run."""
@@ -365,7 +364,9 @@ class Run:
         self._unlock_folder()
         script = sys.argv[0] if sys.argv[0].endswith(".py") else f"algos/{self.algorithm}.py"
         resume = f"python {shlex.join([script, '--resume', os.fspath(self.run_dir)])}"
-        last = "no checkpoint yet" if self._last_checkpoint is None else f"last checkpoint {self._last_checkpoint}"
+        # as found in the folder: an interrupt may come between a checkpoint's renaming and any note of it
+        found = list_checkpoints(self.run_dir / "checkpoints")
+        last = f"last checkpoint {found[-1]}" if found else "no checkpoint yet"
         if isinstance(error, KeyboardInterrupt):
             self.progress.message(f"stopped at step {self.global_step:,}; {last}; go on with: {resume}")
             sys.exit(130)

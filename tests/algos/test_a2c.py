@@ -207,7 +207,7 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", ["Hopper-v4", pytest.param("CartPole-v1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("env", ["Hopper-v4", "CartPole-v1"])
 def test_compiled_equals_eager_over_200_calls(env):
     """All parameters, squares, scales and running returns after 200 updates on the same rollouts: left to itself, each
     would soon play other episodes, since a simulation blows up the rounding of an action."""
@@ -224,7 +224,9 @@ def test_compiled_equals_eager_over_200_calls(env):
         first = a2c.update(eager, rollout, a2c.gradient_step, args)
         second = a2c.update(compiled, rollout, step, args)
         if call == 0:
-            assert [float(v) for v in second.values()] == pytest.approx([float(v) for v in first.values()], rel=1e-3)
+            # a loss is a mean of terms of order 1 and both signs: its rounding does not shrink with it
+            expected = [float(v) for v in first.values()]
+            assert [float(v) for v in second.values()] == pytest.approx(expected, rel=1e-3, abs=1e-5)
     after = tensors(compiled)
     for name, value in tensors(eager).items():
         torch.testing.assert_close(after[name], value, rtol=2e-3, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")

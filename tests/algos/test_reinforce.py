@@ -251,10 +251,8 @@ def test_a_cut_between_iterations_takes_nothing_from_the_next():
     assert state.obs.tolist() == [[5.0], [6.0]]
 
 
-@pytest.mark.parametrize(
-    "env, credit", [("Hopper-v4", "baseline"), pytest.param("CartPole-v1", "whole", marks=pytest.mark.slow)]
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("env, credit", [("Hopper-v4", "baseline"), ("CartPole-v1", "whole")])
 def test_compiled_equals_eager_over_200_calls(env, credit):
     """All parameters, moments and scales after 200 updates on 16 or more steps each."""
     limits = {"env": env, "credit": credit, "num_steps": 8, "learning_rate": 3e-4}
@@ -271,7 +269,9 @@ def test_compiled_equals_eager_over_200_calls(env, credit):
         compiled.global_step = eager.global_step
         second = reinforce.update(compiled, rollout, mask, step, args)
         if call == 0:
-            assert [float(v) for v in second.values()] == pytest.approx([float(v) for v in first.values()], rel=1e-3)
+            # a loss is a mean of terms of order 1 and both signs: its rounding does not shrink with it
+            expected = [float(v) for v in first.values()]
+            assert [float(v) for v in second.values()] == pytest.approx(expected, rel=1e-3, abs=1e-5)
     initial = reinforce.TrainState.create(args, envs).agent.state_dict()
     for name, value in eager.agent.state_dict().items():
         torch.testing.assert_close(compiled.agent.state_dict()[name], value, rtol=2e-3, atol=2e-4)
