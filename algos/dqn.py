@@ -24,7 +24,6 @@ Deviations from the papers, each with its reason:
 Run:    python algos/dqn.py --env CartPole-v1
 """
 
-import math
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -43,6 +42,7 @@ from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, VecStep, check_spaces, make_ve
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, uniform_fan_in
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
+from cleanrl_zoo.run.arguments import check_learning_starts
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Args(EnvArgs):
         check(self, "gamma", "start_epsilon", "end_epsilon", "per_alpha", "per_beta", at_least=0, at_most=1)
         check(self, "tau", "exploration_fraction", above=0, at_most=1)
         check(self, "buffer_size", at_least=self.num_envs)
-        check(self, "learning_starts", at_least=0, at_most=self.total_timesteps - 1)
+        check_learning_starts(self)
 
     @property
     def capacity(self) -> int:
@@ -228,7 +228,7 @@ def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, Te
     replay, step = state.replay, state.global_step
     beta = args.per_beta + (1.0 - args.per_beta) * min(1.0, step / args.total_timesteps)
     learning_rate = torch.tensor(args.learning_rate, device=args.device)
-    constants = (args.double, args.loss == "huber", args.max_grad_norm or math.inf)
+    constants = (args.double, args.loss == "huber", args.max_grad_norm or torch.inf)
     last = step - step % args.update_every
     networks, prioritized, stats = (state.online, state.target), args.prioritized != "none", []
     while state.updates < int((last - args.learning_starts) * args.updates_per_step):

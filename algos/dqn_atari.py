@@ -19,7 +19,6 @@ Deviations from the papers, each with its reason: 2 to 6 of dqn.py, and
 Run:    python algos/dqn_atari.py --env ALE/Pong-v5
 """
 
-import math
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -38,6 +37,7 @@ from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, nature_cnn
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
+from cleanrl_zoo.run.arguments import check_learning_starts
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Args(EnvArgs):
         check(self, "repeat_action_probability", at_least=0, at_most=1)
         check(self, "tau", "exploration_fraction", above=0, at_most=1)
         check(self, "buffer_size", at_least=self.num_envs)
-        check(self, "learning_starts", at_least=0, at_most=self.total_timesteps - 1)
+        check_learning_starts(self)
 
     @property
     def capacity(self) -> int:
@@ -222,7 +222,7 @@ def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, Te
     replay, step = state.replay, state.global_step
     beta = args.per_beta + (1.0 - args.per_beta) * min(1.0, step / args.total_timesteps)
     learning_rate = torch.tensor(args.learning_rate, device=args.device)
-    constants = (args.double, args.loss == "huber", args.max_grad_norm or math.inf)
+    constants = (args.double, args.loss == "huber", args.max_grad_norm or torch.inf)
     networks, prioritized, stats = (state.online, state.target), args.prioritized != "none", []
     while state.updates < int((step - args.learning_starts) * args.updates_per_step):
         index = replay.indices(args.batch_size, state.minibatch_generator)  # [B]

@@ -19,8 +19,8 @@ Deviations from the book, each with its reason:
 
  1. An episode cut by a time limit bootstraps from its last state: only a termination ends the sum of rewards. The model
     remembers terminations, so that the state after the end, which has no actions, needs no row.
- 2. Among equally good actions one is drawn evenly, among equal priorities the first, and a
-    pair that waits can gain priority, not lose it; the book leaves these open.
+ 2. Among equally good actions one is drawn evenly, among equal priorities the first, and a pair that waits can gain
+    priority, not lose it; the book leaves these open.
 
 Run:    python algos/dyna_q.py --env textbook/DynaMaze-v0 --render
 """
@@ -37,7 +37,7 @@ from cleanrl_zoo.core import q_target
 from cleanrl_zoo.data.episodes import Transition
 from cleanrl_zoo.envs import VecEnv, run_episodes
 from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, show
-from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, new_table, sample_action
+from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 from cleanrl_zoo.nn.table import RULED_OUT
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
@@ -150,7 +150,7 @@ def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]
     """Learns from a real step of every run, remembers it, and plans."""
     if args.method == "prioritized":
         remember(state, step)
-        return {"losses/td_error": sweep(state, step, args).abs().mean()}
+        return {"losses/td_error": mean_error(sweep(state, step, args))}
     error = learn(state.q, step, args.learning_rate, args.gamma)
     remember(state, step)
     runs, plus = torch.arange(len(state.q)), args.method == "dyna_q_plus"
@@ -162,9 +162,9 @@ def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]
         imagined = recall(state, obs, sample_action(choices.double(), uniform[1]))
         if plus:
             idle = state.steps - state.when[runs, imagined.obs, imagined.action]  # [R] τ
-            imagined = imagined._replace(reward=imagined.reward + args.kappa * idle.sqrt())
+            imagined = imagined._replace(reward=imagined.reward + args.kappa * idle.double().sqrt())
         learn(state.q, imagined, args.learning_rate, args.gamma)
-    return {"losses/td_error": error.abs().mean()}
+    return {"losses/td_error": mean_error(error)}
 
 
 def sweep(state: TrainState, step: Transition, args: Args) -> Tensor:

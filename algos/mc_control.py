@@ -35,7 +35,7 @@ from cleanrl_zoo.core import discounted_returns
 from cleanrl_zoo.data.episodes import EpisodeBatch, Episodes, Transition
 from cleanrl_zoo.envs import VecEnv, run_episodes
 from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, show
-from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, new_table, sample_action
+from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
 
@@ -134,7 +134,7 @@ def update(state: TrainState, batch: EpisodeBatch, args: Args) -> dict[str, Tens
         if not on_policy:  # π takes the first of the best actions, as it stands now
             greedy = q[runs, batch.obs[t]].argmax(-1) == batch.action[t]
             ratio = torch.where(batch.active[t], ratio * greedy / batch.prob[t], ratio)
-    return {"losses/td_error": errors.abs().sum() / batch.active.sum()}
+    return {"losses/td_error": mean_error(errors, batch.active.sum())}
 
 
 def main(args: Args) -> None:

@@ -31,7 +31,7 @@ from cleanrl_zoo.core import discounted_returns
 from cleanrl_zoo.data.episodes import EpisodeBatch, Episodes, Transition
 from cleanrl_zoo.envs import VecEnv, run_episodes
 from cleanrl_zoo.envs.tabular import make_tabular, named_policy, show, value_error
-from cleanrl_zoo.nn import sample_action
+from cleanrl_zoo.nn import mean_error, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
 
@@ -126,7 +126,7 @@ def update(state: TrainState, batch: EpisodeBatch, policy: Tensor, args: Args) -
         )
         errors[t] = counts * (target - v[runs, obs])
         v[runs, obs] += step * errors[t]
-    return {"losses/td_error": errors.abs().sum() / batch.active.sum()}
+    return {"losses/td_error": mean_error(errors, batch.active.sum())}
 
 
 def main(args: Args) -> None:
@@ -134,6 +134,11 @@ def main(args: Args) -> None:
         envs, eval_envs = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
         policy = torch.from_numpy(named_policy(envs, args.policy))  # [S, A]
         behavior = policy if args.behavior is None else torch.from_numpy(named_policy(envs, args.behavior, "behavior"))
+        if ((policy > 0) & (behavior == 0)).any():
+            raise ValueError(
+                f"--behavior {args.behavior}: must take every action that --policy {args.policy} takes (section 5.5), "
+                "as random does"
+            )
         error = value_error(envs, policy.numpy(), args.gamma)
     saved = zoo.table_policy(policy.clamp(min=1e-30).log())
 

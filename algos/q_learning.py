@@ -32,7 +32,7 @@ from cleanrl_zoo.core import double_q_target, q_target
 from cleanrl_zoo.data.episodes import Transition
 from cleanrl_zoo.envs import VecEnv, run_episodes
 from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, show
-from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, new_table, sample_action
+from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
 
@@ -120,7 +120,7 @@ def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]
     if args.method == "double":
         coin = torch.rand(len(q), generator=state.generator) < 0.5  # true: Q₁ learns
         error = double_update(state.q, state.q2, step, coin, alpha, args.gamma)
-        return {"losses/td_error": error.abs().mean()}
+        return {"losses/td_error": mean_error(error)}
     row = q[runs, step.obs]  # [R, A]
     value = row[runs, step.action]
     error = q_target(step.reward, q[runs, step.next_obs], step.terminated, args.gamma) - value  # [R]
@@ -132,7 +132,7 @@ def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]
         z[runs, step.obs, step.action] = 1.0 + (z[runs, step.obs, step.action] if args.trace == "accumulating" else 0)
         q += (alpha * error).view(-1, 1, 1) * z
         z[step.done] = 0.0
-    return {"losses/td_error": error.abs().mean()}
+    return {"losses/td_error": mean_error(error)}
 
 
 def double_update(

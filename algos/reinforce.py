@@ -9,8 +9,9 @@ Learning 8; Sutton & Barto (2018), "Reinforcement Learning: An Introduction", se
     dθ  = Σ_t (G_t − V(s_t)) ∇ log π(a_t|s_t)           --credit baseline: equation 13.11
     dw  = Σ_t (G_t − V(s_t)) ∇ V(s_t)                   its V, learned beside the policy
 
-The three have one and the same mean and less and less variance: what was paid before an action says nothing about it,
-and neither does what its state brings with any action.
+At γ = 1 the three have one and the same mean and less and less variance: what was paid before an action says nothing
+about it, and neither does what its state brings with any action. Below 1 the first weighs step t by γᵗ, as the gradient
+of the discounted return does; the other two leave that weight out (deviation 3).
 
 Deviations from the sources, each with its reason:
 
@@ -18,7 +19,8 @@ Deviations from the sources, each with its reason:
     tasks. It falls linearly to zero, so that the policy settles.
  2. The returns of a batch are whitened, which subtracts Williams' constant baseline b and gives V and the gradient one
     unit in every task.
- 3. All steps weigh the same; the gradient of the discounted return would weigh step t with γᵗ and forget late ones.
+ 3. In to_go and baseline all steps weigh the same; the gradient of the discounted return would weigh step t with γᵗ (as
+    the book's algorithms do) and forget late ones.
  4. An episode that its time limit cuts counts as complete: without a value there is nothing to stand for the rest.
  5. An iteration is `--num-steps` steps in each environment and what the episodes under way still need to end. Steps
     that an environment takes while it waits for the others are not learned from; the next iteration goes on where it

@@ -45,6 +45,7 @@ from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, VecStep, check_spaces, make_ve
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, EnsembleMLP, mlp, squashed_gaussian, uniform_fan_in
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
+from cleanrl_zoo.run.arguments import check_learning_starts
 from cleanrl_zoo.run.precision import fast_matmul
 
 
@@ -84,7 +85,7 @@ class Args(EnvArgs):
         check(self, "gamma", at_least=0, at_most=1)
         check(self, "tau", above=0, at_most=1)
         check(self, "buffer_size", at_least=self.num_envs)
-        check(self, "learning_starts", at_least=0, at_most=self.total_timesteps - 1)
+        check_learning_starts(self)
 
     @property
     def capacity(self) -> int:

@@ -33,7 +33,7 @@ from cleanrl_zoo.core import discounted_returns, expected_sarsa_target, sarsa_ta
 from cleanrl_zoo.data.episodes import Transition
 from cleanrl_zoo.envs import VecEnv, run_episodes
 from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, show
-from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, new_table, sample_action
+from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
 
@@ -149,7 +149,7 @@ def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]
         q[runs, step.obs, step.action] += alpha * error
     else:
         n_step_update(state, step, target, alpha, args)
-    return {"losses/td_error": error.abs().mean()}
+    return {"losses/td_error": mean_error(error)}
 
 
 def n_step_update(state: TrainState, step: Transition, target: Tensor, alpha: Tensor, args: Args) -> None:

@@ -68,6 +68,8 @@ class Args(TableArgs):
         check(self, "trace_decay", at_least=0, at_most=1)
         check(self, "learning_rate", above=0, at_most=1)
         check(self, "initial_value")
+        if self.method != "td" and self.n != 1:
+            raise ValueError(f"--n {self.n}: must be 1 with --method {self.method}")
 
 
 PRESETS = {

@@ -10,7 +10,8 @@ Schulman, Levine, Moritz, Jordan & Abbeel (2015), "Trust Region Policy Optimizat
 Deviations from the paper, each with its reason:
 
  1. Advantages are estimated with λ (arXiv:1506.02438) and a learned value, a network of its own, fitted by Adam; the
-    paper sums rewards along single paths. Less variance, so that batches of 2048 are enough where it took 50,000.
+    paper sums rewards along single paths. Less variance, so that batches of 2048 are enough where it took 50,000 and
+    more.
  2. Advantages are whitened over the batch. The length of the step does not depend on their scale, but the logged
     improvements then compare between tasks.
  3. Observations are centred and divided by running scales, rewards divided by the running deviation of the discounted

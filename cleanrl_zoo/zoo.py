@@ -318,6 +318,8 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
         finally:
             envs.close()
         return returns
+    if env_id.startswith("textbook/"):
+        raise ValueError(f"{env_id} has no picture to film; --render prints it at the end of a training run")
     os.environ.update(find_renderer(env_id))
     with quiet_mujoco():
         env = one_number(gymnasium.make(env_id, render_mode="rgb_array"))

@@ -30,6 +30,11 @@ def check_spaces(
             raise ValueError(
                 f"{given}: observations must be flat vectors; for frames: algos/ppo_atari.py, algos/dqn_atari.py"
             )
+        if isinstance(obs_space, gymnasium.spaces.Discrete):
+            raise ValueError(
+                f"{given}: observations must be flat vectors; for numbered states: algos/q_learning.py, or "
+                "gymnasium.wrappers.FlattenObservation in a registered environment of your own"
+            )
         raise ValueError(
             f"{given}: observations must be flat vectors; flatten them with gymnasium.wrappers.FlattenObservation in a "
             "registered environment of your own"

@@ -198,8 +198,18 @@ def value_error(envs: VecEnv, policy: np.ndarray, gamma: float) -> Callable[[Ten
 
 def exact_model(envs: VecEnv) -> Model | None:
     """The environment's model (in a world that changes: the first), None where it is not known."""
-    world = getattr(envs, "world", None)
+    world = known_world(envs)
     return None if world is None else world.models[0]
+
+
+@cache
+def _world_of(env_id: str) -> World | None:
+    return tabular_world(env_id, {})
+
+
+def known_world(envs: VecEnv) -> World | None:
+    """The world behind the environments, whichever engine steps them; None where its model is not known."""
+    return getattr(envs, "world", None) or _world_of(envs.env_id)
 
 
 def allowed_actions(envs: VecEnv) -> np.ndarray:
@@ -232,7 +242,7 @@ def show(envs: VecEnv, values: np.ndarray, policy: np.ndarray) -> str:
 
     A state that is never left by an action (walls, ends) is shown as ·; actions equally likely stand side by side.
     """
-    world = getattr(envs, "world", None)
+    world = known_world(envs)
     layout = world.layout if world is not None else None
     states, actions = policy.shape
     shape, signs, titles = layout or Layout((1, -(-states // 10), 10), tuple(f" {a}" for a in range(actions)))

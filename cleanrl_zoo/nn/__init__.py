@@ -6,7 +6,7 @@ from cleanrl_zoo.nn.heads import squashed_gaussian
 from cleanrl_zoo.nn.init import uniform_fan_in
 from cleanrl_zoo.nn.mlp import ACTIVATIONS, mlp
 from cleanrl_zoo.nn.optim import Adam, RMSprop, clip_grad_norm
-from cleanrl_zoo.nn.table import Table, epsilon_greedy_probs, greedy_probs, new_table, sample_action
+from cleanrl_zoo.nn.table import Table, epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 
 __all__ = [
     "ACTIVATIONS",
@@ -17,6 +17,7 @@ __all__ = [
     "clip_grad_norm",
     "epsilon_greedy_probs",
     "greedy_probs",
+    "mean_error",
     "mlp",
     "nature_cnn",
     "new_table",

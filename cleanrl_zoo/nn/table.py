@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 RULED_OUT = -1e30
+LARGEST = 1e15  # errors beyond it are those of values that diverge, far from where they would look ruled out
 
 
 class Table(nn.Module):
@@ -39,6 +40,16 @@ def epsilon_greedy_probs(q: Tensor, epsilon: float) -> Tensor:
     """
     allowed = (q > RULED_OUT / 2).to(q.dtype)
     return (1.0 - epsilon) * greedy_probs(q) + epsilon * allowed / allowed.sum(-1, keepdim=True)
+
+
+def mean_error(error: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """Mean of |error| over all entries, or their sum over `count`; infinite once one is beyond LARGEST.
+
+    An infinite metric ends a run, with advice, before values that diverge come near RULED_OUT.
+    """
+    size = error.abs()
+    mean = size.sum() / (size.numel() if count is None else count)
+    return torch.where((size > LARGEST).any(), torch.inf, mean)
 
 
 def sample_action(probs: Tensor, uniform: Tensor) -> Tensor:

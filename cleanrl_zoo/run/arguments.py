@@ -42,7 +42,7 @@ class RunArgs:
     eval_every: int = 250_000
     """steps between two evaluations of the deterministic policy; 0: only at the end"""
     eval_episodes: int = 10
-    """episodes of one evaluation"""
+    """episodes of one evaluation, which ends after 100,000 steps where an episode does not"""
     checkpoint_every: int = 100_000
     """steps between two checkpoints; 0: only at the end"""
     resume: str | None = None
@@ -115,6 +115,14 @@ def check(
         allowed = " and ".join(f"{words} {bound}" for words, bound in bounds if math.isfinite(bound))
         given = " ".join(map(str, entries)) or "without a value"
         raise ValueError(f"{flag(name)} {given}: must be {allowed or 'a number'}")
+
+
+def check_learning_starts(args: Any) -> None:
+    """Raises ValueError unless `learning_starts` leaves steps to learn in."""
+    check(args, "learning_starts", at_least=0)
+    if args.learning_starts >= args.total_timesteps:
+        total = f"--total-timesteps {args.total_timesteps}"
+        raise ValueError(f"--learning-starts {args.learning_starts}: must be below {total}, or nothing is learned")
 
 
 def check_divides_batch(args: Any, name: str) -> None:

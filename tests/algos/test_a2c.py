@@ -50,6 +50,7 @@ def train(args, act=a2c.act, gradient_step=a2c.gradient_step):
         (["--num-steps", "0"], ["--num-steps 0", "at least 1"]),
         (["--rmsprop-eps", "0"], ["--rmsprop-eps 0", "above 0"]),
         (["--rmsprop-alpha", "1.1"], ["--rmsprop-alpha 1.1", "at most 1"]),
+        (["--rmsprop-alpha", "1"], ["--rmsprop-alpha 1.0", "below 1"]),
         (["--gae-lambda", "-0.1"], ["--gae-lambda -0.1", "at least 0"]),
         (["--ent-coef", "-1"], ["--ent-coef -1", "at least 0"]),
         (["--max-grad-norm", "0"], ["--max-grad-norm 0", "above 0"]),

@@ -80,7 +80,7 @@ def train(args, act=dqn.act, update_step=dqn.update_step):
         (["--updates-per-step", "0"], ["--updates-per-step 0", "above 0"]),
         (["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
         (["--buffer-size", "3"], ["--buffer-size 3", "at least 4"]),  # fewer than the environments
-        (["--learning-starts", "1024"], ["--learning-starts 1024", "at most 1023"]),  # nothing would be learned
+        (["--learning-starts", "1024"], ["--learning-starts 1024", "below --total-timesteps 1024"]),
         (["--end-epsilon", "1.1"], ["--end-epsilon 1.1", "at most 1"]),
         (["--exploration-fraction", "0"], ["--exploration-fraction 0", "above 0"]),
         (["--per-beta", "2"], ["--per-beta 2", "at most 1"]),

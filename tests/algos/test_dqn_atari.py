@@ -55,7 +55,7 @@ def train(args, act=dqn.act, update_step=dqn.update_step):
         (["--repeat-action-probability", "1.5"], ["--repeat-action-probability 1.5", "at most 1"]),
         (["--prioritized", "sometimes"], ["--prioritized", "proportional"]),
         (["--n-step", "0"], ["--n-step 0", "at least 1"]),
-        (["--learning-starts", "1024"], ["--learning-starts 1024", "at most 1023"]),
+        (["--learning-starts", "1024"], ["--learning-starts 1024", "below --total-timesteps 1024"]),
         (["--buffer-size", "10000000000000", "--total-timesteps", "10000000000000"], ["GB of memory are free"]),
     ],
 )

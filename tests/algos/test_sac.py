@@ -79,7 +79,7 @@ def train(args, act=sac.act, update_step=sac.update_step):
         (["--updates-per-step", "0"], ["--updates-per-step 0", "above 0"]),
         (["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
         (["--buffer-size", "1"], ["--buffer-size 1", "at least 4"]),  # fewer than the environments
-        (["--learning-starts", "1024"], ["--learning-starts 1024", "at most 1023"]),  # nothing would be learned
+        (["--learning-starts", "1024"], ["--learning-starts 1024", "below --total-timesteps 1024"]),
         (["--q-learning-rate", "-1"], ["--q-learning-rate -1", "above 0"]),
         (["--hidden", "0"], ["--hidden", "at least 1"]),
     ],

@@ -11,6 +11,7 @@ from cleanrl_zoo import zoo
 from cleanrl_zoo.envs import make_vec
 from cleanrl_zoo.envs.tabular import exact_model, named_policy, policy_values, world
 from cleanrl_zoo.nn.table import RULED_OUT
+from cleanrl_zoo.run import parse_args
 
 WALK = "textbook/RandomWalk5-v0"  # states 0 … 6, two actions
 
@@ -454,3 +455,14 @@ def test_frozen_lake_is_learned_to_its_optimum():
 
 def test_the_probe_is_registered_once():
     assert gymnasium.spec(LOOP).max_episode_steps == 10
+
+
+def test_values_that_diverge_end_the_run_with_advice(tmp_path, monkeypatch, capsys):
+    """α = 1 with accumulating traces of λ = 1: the values pass the number that marks an action as ruled out."""
+    monkeypatch.chdir(tmp_path)
+    module = load_algorithm("sarsa")
+    words = ["--method", "sarsa_lambda", "--trace", "accumulating", "--trace-decay", "1", "--learning-rate", "1"]
+    with pytest.raises(SystemExit) as stop:
+        module.main(parse_args(module.Args, module.PRESETS, [*words, "--run-dir", "run"]))
+    err = capsys.readouterr().err
+    assert stop.value.code == 1 and "losses/td_error" in err and "smaller --learning-rate" in err

@@ -326,6 +326,8 @@ def test_the_policy_that_acts_is_the_one_that_was_asked_for():
         ("td_prediction", ["--trace-decay", "1.5"], "--trace-decay 1.5: must be at least 0 and at most 1"),
         ("td_prediction", ["--policy", "best"], "--policy best: FrozenLake-v1 has random, optimal"),
         ("mc_prediction", ["--behavior", "stick20"], "--behavior stick20: FrozenLake-v1 has random, optimal"),
+        ("td_prediction", ["--method", "lambda_return", "--n", "4"], "--n 4: must be 1 with --method lambda_return"),
+        ("mc_prediction", ["--behavior", "optimal"], "--behavior optimal: must take every action that --policy random"),
         ("td_prediction", ["--env", "CartPole-v1"], "a table needs both to be Discrete"),
         ("mc_control", ["--method", "off_policy", "--epsilon", "0"], "--epsilon 0.0: must be above 0"),
         ("mc_control", ["--epsilon", "2"], "--epsilon 2.0: must be at least 0 and at most 1"),

@@ -319,3 +319,11 @@ def test_a_small_grid_is_shown():
     assert rows[3] == ["-13.00↑", *["·"] * 11]
     assert "usable ace:" in tb.show(make_vec("textbook/Blackjack-v0", 1, 0), np.zeros(200), np.full((200, 2), 0.5))
     assert tb.show(make_vec("Taxi-v4", 1, 0), np.zeros(500), np.full((500, 6), 1 / 6)).count("\n") == 49
+
+
+def test_the_model_is_known_whichever_engine_steps():
+    """A world whose actions differ between states is the same task on Gymnasium's engine."""
+    one, other = (make_vec("textbook/MaximizationBias-v0", 2, 0, vec) for vec in ("tabular", "gymnasium"))
+    assert (tb.allowed_actions(one) == tb.allowed_actions(other)).all() and not tb.allowed_actions(other).all()
+    assert tb.exact_model(make_vec("FrozenLake-v1", 1, 0, "gymnasium")) is not None
+    assert tb.exact_model(make_vec("CartPole-v1", 1, 0)) is None

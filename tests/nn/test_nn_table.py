@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cleanrl_zoo import zoo
-from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, new_table, sample_action
-from cleanrl_zoo.nn.table import RULED_OUT
+from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
+from cleanrl_zoo.nn.table import LARGEST, RULED_OUT
 
 
 def test_epsilon_greedy_probabilities_by_hand():
@@ -38,3 +38,9 @@ def test_a_table_is_a_policy_that_can_be_saved(tmp_path):
     assert loaded.act(np.array([0, 1, 2, 0])).tolist() == [1, 0, 1, 1]
     with pytest.raises(ValueError, match="has 7 states and 2 actions, the policy 3 and 2: it was trained on another"):
         zoo.evaluate(loaded, 1)
+
+
+def test_the_mean_error_is_infinite_long_before_a_value_looks_ruled_out():
+    assert mean_error(torch.tensor([1.0, -3.0])) == 2.0
+    assert mean_error(torch.tensor([[1.0, -3.0], [0.0, 0.0]]), 2) == 2.0  # padding does not count
+    assert mean_error(torch.tensor([1.0, -2 * LARGEST])) == torch.inf and LARGEST < 1e-10 * -RULED_OUT

@@ -291,3 +291,11 @@ def test_without_a_renderer_one_line_names_what_was_tried_and_the_packages(tmp_p
     assert code == 2 and err.count("\n") == 1
     assert all(text in err for text in ("MUJOCO_GL=glfw", "no display here", "libegl1 libgl1", "libosmesa6"))
     assert not (tmp_path / "film.gif").exists()
+
+
+def test_a_textbook_world_has_no_picture_and_says_so(tmp_path, capsys):
+    policy = zoo.table_policy(torch.zeros(48, 4))
+    card = {"env": "textbook/CliffWalking-v0", "engine": "tabular", "seed": 1, "policy": policy.spec}
+    zoo.save(tmp_path / "p", policy=policy, card=card)
+    code, _, err = command(capsys, "video", str(tmp_path / "p"), "--out", str(tmp_path / "film.gif"))
+    assert code == 2 and err.count("\n") == 1 and "has no picture to film" in err
