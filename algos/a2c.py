@@ -88,8 +88,7 @@ class Args(EnvArgs):
         check(self, "num_steps", "hidden", at_least=1)
         check(self, "learning_rate", "rmsprop_eps", "max_grad_norm", above=0)
         check(self, "gamma", "gae_lambda", "rmsprop_alpha", at_least=0, at_most=1)
-        if self.rmsprop_alpha == 1:
-            raise ValueError("--rmsprop-alpha 1.0: must be at least 0 and below 1, or the running squares never move")
+        check(self, "rmsprop_alpha", below=1)  # at 1 the running squares would never move
         check(self, "vf_coef", "ent_coef", at_least=0)
 
     @property

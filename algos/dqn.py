@@ -40,7 +40,7 @@ from cleanrl_zoo.data.prioritized import ProportionalReplay, RankReplay
 from cleanrl_zoo.data.replay import Batch, Replay
 from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, VecStep, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
-from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, uniform_fan_in
+from cleanrl_zoo.nn import Adam, clip_grad_norm, dueling_as_linear, mlp, uniform_fan_in
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check_learning_starts
 
@@ -159,9 +159,7 @@ class QNetwork(nn.Module):
         """The same function as a plain chain of layers: V + A − mean A is linear in what the two layers below say."""
         weight, bias = self.head.parameters()  # [A, W], [A]
         if self.value is not None:
-            value_weight, value_bias = self.value.parameters()  # [1, W], [1]
-            weight = torch.cat([weight - weight.mean(0), value_weight.expand_as(weight)], 1)
-            bias = bias - bias.mean() + value_bias
+            weight, bias = dueling_as_linear(self.head[0], self.value[0])  # [A, 2W], [A]
         chain = mlp(self.sizes, "relu", generator=torch.Generator()).to(weight.device)
         for own, parameter in zip(chain.parameters(), [*self.features.parameters(), weight, bias], strict=True):
             own.copy_(parameter)

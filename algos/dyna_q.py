@@ -96,7 +96,11 @@ class TrainState:
     obs: np.ndarray  # int64 [R]
     generator: torch.Generator
     global_step: int = 0
-    steps: int = 0  # of each run
+
+    @property
+    def steps(self) -> int:
+        """Of each run."""
+        return self.global_step // len(self.q)
 
     @classmethod
     def create(cls, args: Args, envs: VecEnv) -> "TrainState":
@@ -118,7 +122,6 @@ def collect(state: TrainState, envs: VecEnv, args: Args) -> Transition:
     action = sample_action(epsilon_greedy_probs(q, args.epsilon), uniform)
     step = envs.step(action.numpy())
     transition, state.obs = Transition.of(state.obs, action, step), step.obs
-    state.steps += 1
     state.global_step += args.num_envs
     return transition
 

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from records import ROOT, Parser, read_json, write_text
 
-from cleanrl_zoo.data.episodes import EpisodeBatch
-from cleanrl_zoo.envs import make_vec
+from cleanrl_zoo.data.episodes import EpisodeBatch, side_by_side
+from cleanrl_zoo.envs import make_vec, run_episodes
 from cleanrl_zoo.envs.tabular import exact_model, named_policy, occupied, optimal_values, policy_values, world
 from cleanrl_zoo.run.arguments import usage_errors
 from cleanrl_zoo.run.checkpoint import write_json
@@ -65,11 +65,8 @@ def algorithm(name: str) -> ModuleType:
 def start(module: ModuleType, env: str, runs: int, **flags: Any) -> tuple[Any, Any, Any]:
     """Flags, environments and a fresh state of a file, for `runs` runs."""
     args = module.Args(
-        env=f"textbook/{env}-v0" if "/" not in env and "-v" not in env else env, num_envs=runs, seed=SEED
+        env=f"textbook/{env}-v0" if "/" not in env and "-v" not in env else env, num_envs=runs, seed=SEED, **flags
     )
-    for name, value in flags.items():
-        assert hasattr(args, name), name
-        setattr(args, name, value)
     envs = make_vec(args.env, runs, SEED)
     return args, envs, module.TrainState.create(args, envs)
 
@@ -79,18 +76,13 @@ def play(module: ModuleType, env: str, runs: int, episodes: int, **flags: Any) -
     args, envs, state = start(module, env, runs, **flags)
     returns, lengths = np.zeros((runs, episodes)), np.zeros((runs, episodes), np.int64)
     count = np.zeros(runs, np.int64)
-    seen: list[Any] = []
-    step_of, envs.step = envs.step, lambda actions: seen.append(step_of(actions)) or seen[-1]
     while count.min() < episodes:
-        seen.clear()
-        module.update(state, module.collect(state, envs, args), args)
-        step = seen[-1]
-        ended = ((step.terminated | step.truncated) & (count < episodes)).nonzero()[0]
-        returns[ended, count[ended]], lengths[ended, count[ended]] = (
-            step.episode_return[ended],
-            step.episode_length[ended],
-        )
-        count[ended] += 1
+        step = module.collect(state, envs, args)
+        module.update(state, step, args)
+        counted = (count < episodes).nonzero()[0]
+        returns[counted, count[counted]] += step.reward.numpy()[counted]
+        lengths[counted, count[counted]] += 1
+        count[counted] += step.done.numpy()[counted]
     return returns, lengths, state
 
 
@@ -101,18 +93,8 @@ def walks(env: str, runs: int, episodes: int) -> list[EpisodeBatch]:
     """The k-th episode of every run as one batch [L, R], for k < episodes."""
     td = algorithm("td_prediction")
     args, envs, state = start(td, env, runs)
-    policy, found = torch.from_numpy(named_policy(envs, "random")), [[] for _ in range(runs)]
-    while min(map(len, found)) < episodes:
-        batch = td.collect(state, envs, policy)
-        for column, run in enumerate(batch.runs.tolist() if batch else ()):
-            length = int(batch.active[:, column].sum())
-            found[run].append([field[:length, column] for field in batch[1:]])
-    batches = []
-    for k in range(episodes):
-        columns = [run[k] for run in found]
-        padded = [torch.nn.utils.rnn.pad_sequence([column[i] for column in columns]) for i in range(len(columns[0]))]
-        batches.append(EpisodeBatch(torch.arange(runs), *padded))
-    return batches
+    policy = torch.from_numpy(named_policy(envs, "random"))
+    return side_by_side(lambda: td.collect(state, envs, policy), runs, episodes)
 
 
 def rms_errors(batches: list[EpisodeBatch], alphas: list[float], **flags: Any) -> np.ndarray:
@@ -196,14 +178,8 @@ CONTROL = {
 def greedy_length(q: torch.Tensor, name: str, limit: int = 1000) -> np.ndarray:
     """Steps [R] that the greedy policy of each table [R, S, A] needs in a deterministic world, at most `limit`."""
     envs = make_vec(f"textbook/{name}-v0", len(q), SEED, env_kwargs={"max_episode_steps": limit})
-    obs, lengths = envs.reset(), np.zeros(len(q), np.int64)
     runs = torch.arange(len(q))
-    while (lengths == 0).any():
-        step = envs.step(q[runs, torch.from_numpy(obs)].argmax(-1).numpy())
-        ended = (step.terminated | step.truncated) & (lengths == 0)
-        lengths[ended] = step.episode_length[ended]
-        obs = step.obs
-    return lengths
+    return run_episodes(envs, lambda obs: q[runs, torch.from_numpy(obs)].argmax(-1).numpy())[1]
 
 
 def cliff() -> Figure:

@@ -26,6 +26,7 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from gymnasium.envs.registration import load_env_creator
 from torch import Tensor, nn
 
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, VecEnv, make_vec, run_episodes
@@ -277,20 +278,17 @@ def evaluate(policy: Policy, episodes: int = 10, seed: int = 0) -> np.ndarray:
 def _check_spaces(policy: Policy, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
     sizes = policy.spec["sizes"]
     if policy.spec["builder"] == "table" and isinstance(obs_space, gymnasium.spaces.Discrete):
-        if (int(obs_space.n), action_space.n) != tuple(sizes):
-            raise ValueError(
-                f"{policy.card['env']} has {obs_space.n} states and {action_space.n} actions, "
-                f"the policy {sizes[0]} and {sizes[1]}: it was trained on another environment"
-            )
-        return
-    obs_shape = tuple(policy.spec.get("obs_shape", sizes[:1]))
+        seen, expected, shown = int(obs_space.n), sizes[0], f"{obs_space.n} states"
+    else:
+        seen, expected = obs_space.shape, tuple(policy.spec.get("obs_shape", sizes[:1]))
+        shown = f"observations {seen}"
     actions = (
         action_space.n if isinstance(action_space, gymnasium.spaces.Discrete) else int(np.prod(action_space.shape))
     )
-    if obs_space.shape != obs_shape or actions != _num_actions(policy.spec):
+    if seen != expected or actions != _num_actions(policy.spec):
         raise ValueError(
-            f"{policy.card['env']} has observations {obs_space.shape} and {actions} actions, "
-            f"the policy {obs_shape} and {_num_actions(policy.spec)}: it was trained on another environment"
+            f"{policy.card['env']} has {shown} and {actions} actions, "
+            f"the policy {expected} and {_num_actions(policy.spec)}: it was trained on another environment"
         )
 
 
@@ -318,8 +316,11 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
         finally:
             envs.close()
         return returns
-    if env_id.startswith("textbook/"):
-        raise ValueError(f"{env_id} has no picture to film; --render prints it at the end of a training run")
+    creator = gymnasium.spec(env_id).entry_point
+    creator = load_env_creator(creator) if isinstance(creator, str) else creator
+    modes = getattr(creator, "metadata", {}).get("render_modes")
+    if modes is not None and "rgb_array" not in modes:
+        raise ValueError(f"{env_id} has no picture to film: its render modes are {modes}, rgb_array is needed")
     os.environ.update(find_renderer(env_id))
     with quiet_mujoco():
         env = one_number(gymnasium.make(env_id, render_mode="rgb_array"))

@@ -1,5 +1,6 @@
 """Steps and episodes of many environments at once, with discrete observations and actions, for tables."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,3 +94,21 @@ class Episodes:
         rows = state["rows"]
         self._rows = self._allocate(max(64, rows.shape[1]))
         self._rows[:, : rows.shape[1]] = rows
+
+
+def side_by_side(collect: Callable[[], EpisodeBatch | None], num_envs: int, count: int) -> list[EpisodeBatch]:
+    """The k-th episode of every environment as one batch [L, N], for k < count.
+
+    collect: one step of every environment; the episodes that it ended, if any.
+    """
+    found: list[list[list[Tensor]]] = [[] for _ in range(num_envs)]
+    while min(map(len, found)) < count:
+        batch = collect()
+        for column, run in enumerate(batch.runs.tolist() if batch else ()):
+            length = int(batch.active[:, column].sum())
+            found[run].append([field[:length, column] for field in batch[1:]])
+    pad, fields = torch.nn.utils.rnn.pad_sequence, range(len(EpisodeBatch._fields) - 1)
+    return [
+        EpisodeBatch(torch.arange(num_envs), *(pad([episodes[k][i] for episodes in found]) for i in fields))
+        for k in range(count)
+    ]

@@ -13,7 +13,16 @@ import numpy as np
 from mujoco.batch import Batch
 
 from cleanrl_zoo.envs.mujoco_tasks import TASKS, Stack
-from cleanrl_zoo.envs.vec import VecStep, check_state, env_seeds, quiet_mujoco, seed_action_space, unstable_simulations
+from cleanrl_zoo.envs.vec import (
+    VecStep,
+    check_state,
+    env_seeds,
+    generators,
+    quiet_mujoco,
+    restored_generators,
+    seed_action_space,
+    unstable_simulations,
+)
 
 
 class MujocoVec:
@@ -74,7 +83,7 @@ class MujocoVec:
         return self._restart(env_seeds(self._seed, self._stream, self.num_envs, global_step))
 
     def _restart(self, seeds: list[int]) -> np.ndarray:
-        self._rngs = [np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))) for seed in seeds]
+        self._rngs = generators(seeds)
         self._start_episodes(np.arange(self.num_envs))
         self._position = self._task.position(self._stack)
         return self._task.observe(self._stack)
@@ -149,11 +158,7 @@ class MujocoVec:
         check_state(state, self.num_envs)
         self._batch.state[:] = state["simulations"]
         self._position = state["position"].copy()
-        self._rngs = []
-        for rng_state in state["rngs"]:
-            bits = np.random.PCG64()
-            bits.state = rng_state
-            self._rngs.append(np.random.Generator(bits))
+        self._rngs = restored_generators(state["rngs"])
         self._elapsed[:] = state["elapsed"]
         self._return[:] = state["return"]
         self._episodes = [tuple(episode) for episode in state["episodes"]]

@@ -35,7 +35,17 @@ from gymnasium.spaces import Discrete
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from torch import Tensor
 
-from cleanrl_zoo.envs.vec import EVAL_STREAM, VecEnv, VecStep, check_state, env_seeds, make_vec, seed_action_space
+from cleanrl_zoo.envs.vec import (
+    EVAL_STREAM,
+    VecEnv,
+    VecStep,
+    check_state,
+    env_seeds,
+    generators,
+    make_vec,
+    restored_generators,
+    seed_action_space,
+)
 
 LIMIT = 10_000  # steps after which an episode is truncated
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left
@@ -450,8 +460,8 @@ class _Tables:
         _, self.actions, self.outcomes = models[0].probs.shape
         self.rows = models[0].probs.shape[0] * self.actions  # state-action pairs of one model
         # beyond the last outcome that can happen nothing is reached, whatever the rounding of the sum
-        cumulative = np.stack([model.probs for model in models]).cumsum(-1)
-        possible = np.stack([model.probs for model in models])[..., ::-1].cumsum(-1)[..., ::-1] > 0
+        probs = np.stack([model.probs for model in models])
+        cumulative, possible = probs.cumsum(-1), probs[..., ::-1].cumsum(-1)[..., ::-1] > 0
         cumulative[np.concatenate([~possible[..., 1:], np.ones_like(possible[..., :1])], -1)] = 2.0
         self.cumulative = cumulative.reshape(-1, self.outcomes)
         self.next_state, self.reward, self.terminated = (
@@ -600,7 +610,7 @@ class TabularVec:
         return self._restart(env_seeds(self._seed, self._stream, self.num_envs, global_step))
 
     def _restart(self, seeds: list[int]) -> np.ndarray:
-        self._rngs = [np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))) for seed in seeds]
+        self._rngs = generators(seeds)
         self._block, self._used = self._block[:0], 0
         for counter in (self._life, self._elapsed, self._return):
             counter[:] = 0
@@ -661,11 +671,7 @@ class TabularVec:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from `state_dict()` of the same world and number of environments."""
         check_state(state, self.num_envs)
-        self._rngs = []
-        for rng_state in state["rngs"]:
-            bits = np.random.PCG64()
-            bits.state = rng_state
-            self._rngs.append(np.random.Generator(bits))
+        self._rngs = restored_generators(state["rngs"])
         self._state, self._block, self._used = state["state"].copy(), state["block"].copy(), int(state["used"])
         self._life[:], self._elapsed[:], self._return[:] = state["life"], state["elapsed"], state["return"]
         self._episodes = [tuple(episode) for episode in state["episodes"]]

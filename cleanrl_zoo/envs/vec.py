@@ -66,6 +66,19 @@ def env_seeds(seed: int, stream: int, num_envs: int, global_step: int | None = N
     return [int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) for key in keys]
 
 
+def generators(seeds: list[int]) -> list[np.random.Generator]:
+    """One generator per environment, from `env_seeds`."""
+    return [np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))) for seed in seeds]
+
+
+def restored_generators(states: list[dict[str, Any]]) -> list[np.random.Generator]:
+    """Generators that go on from their saved `bit_generator.state`s."""
+    found = generators([0] * len(states))
+    for generator, state in zip(found, states, strict=True):
+        generator.bit_generator.state = state
+    return found
+
+
 def check_state(state: dict[str, Any], num_envs: int) -> None:
     """Raises ValueError unless `state` was saved by as many environments."""
     saved = len(state["elapsed"])

@@ -2,7 +2,7 @@
 
 from cleanrl_zoo.nn.cnn import nature_cnn
 from cleanrl_zoo.nn.ensemble import EnsembleMLP
-from cleanrl_zoo.nn.heads import squashed_gaussian
+from cleanrl_zoo.nn.heads import dueling_as_linear, squashed_gaussian
 from cleanrl_zoo.nn.init import uniform_fan_in
 from cleanrl_zoo.nn.mlp import ACTIVATIONS, mlp
 from cleanrl_zoo.nn.optim import Adam, RMSprop, clip_grad_norm
@@ -15,6 +15,7 @@ __all__ = [
     "RMSprop",
     "Table",
     "clip_grad_norm",
+    "dueling_as_linear",
     "epsilon_greedy_probs",
     "greedy_probs",
     "mean_error",

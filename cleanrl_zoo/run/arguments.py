@@ -77,7 +77,7 @@ class EnvArgs(RunArgs):
     """Gymnasium's name of the environment"""
     num_envs: int = 8
     """environments stepped side by side"""
-    vec: Literal["auto", "gymnasium", "mujoco", "atari", "tabular"] = "auto"
+    vec: Literal["auto", "gymnasium", "mujoco", "atari"] = "auto"
     """engine: Gymnasium's vector environment, MuJoCo or Atari as a batch, or the faster one that has the task"""
     env_threads: int = 0
     """threads that step MuJoCo or Atari; 0: one per core"""
@@ -97,7 +97,12 @@ def flag(name: str) -> str:
 
 
 def check(
-    args: Any, *names: str, at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf
+    args: Any,
+    *names: str,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+    below: float = math.inf,
 ) -> None:
     """Raises ValueError for the first named field outside the bounds.
 
@@ -107,11 +112,11 @@ def check(
         value = getattr(args, name)
         entries = value if isinstance(value, tuple) else (value,)
         if entries and all(
-            entry is None or (math.isfinite(entry) and at_least <= entry <= at_most and entry > above)
+            entry is None or (math.isfinite(entry) and at_least <= entry <= at_most and above < entry < below)
             for entry in entries
         ):
             continue
-        bounds = [("at least", at_least), ("above", above), ("at most", at_most)]
+        bounds = [("at least", at_least), ("above", above), ("at most", at_most), ("below", below)]
         allowed = " and ".join(f"{words} {bound}" for words, bound in bounds if math.isfinite(bound))
         given = " ".join(map(str, entries)) or "without a value"
         raise ValueError(f"{flag(name)} {given}: must be {allowed or 'a number'}")

@@ -233,7 +233,7 @@ def test_dyna_q_plus_pays_for_pairs_long_untried_and_imagines_the_untried():
     # (1, 1), never tried, leads back to 1 with 0.1·√9 and is worth 0.3 + 0.9·max Q(1)
     module, args, _, state = dyna(200, method="dyna_q_plus", planning_steps=1, learning_rate=1.0, kappa=0.1)
     module.remember(state, step([1] * 200, 0, 1.0, 6, terminated=True))
-    state.steps = 9
+    state.global_step = 9 * 200
     module.update(state, step([5] * 200, 0, 0.0, 6, terminated=True), args)
     found = {tuple(run.nonzero()[0].tolist()): float(run.sum()) for run in state.q if run.count_nonzero()}
     assert found == {(1, 0): pytest.approx(1.3), (1, 1): pytest.approx(0.3), (5, 1): pytest.approx(0.3)}

@@ -9,7 +9,7 @@ import torch
 from algo_helpers import load_algorithm
 from tabular_helpers import LOOP, begin, beside, episode
 
-from cleanrl_zoo.data.episodes import EpisodeBatch, Episodes
+from cleanrl_zoo.data.episodes import Episodes, side_by_side
 from cleanrl_zoo.envs import make_vec
 from cleanrl_zoo.envs.tabular import named_policy, policy_values, world
 
@@ -225,17 +225,8 @@ def test_episodes_are_handed_out_whole_and_go_on_after_a_checkpoint():
 def walks(runs, episodes):
     """`episodes` walks of each run over five states, as batches; the same for every method."""
     td, args, envs, state = begin("td_prediction", "textbook/RandomWalk5-v0", runs)
-    policy, found = torch.from_numpy(named_policy(envs, "random")), [[] for _ in range(runs)]
-    while min(map(len, found)) < episodes:
-        batch = td.collect(state, envs, policy)
-        for column, run in enumerate(batch.runs.tolist() if batch else ()):
-            length = int(batch.active[:, column].sum())
-            found[run].append([field[:length, column] for field in batch[1:]])
-    pad = torch.nn.utils.rnn.pad_sequence
-    return [
-        EpisodeBatch(torch.arange(runs), *(pad([run[k][i] for run in found]) for i in range(len(found[0][0]))))
-        for k in range(episodes)
-    ]
+    policy = torch.from_numpy(named_policy(envs, "random"))
+    return side_by_side(lambda: td.collect(state, envs, policy), runs, episodes)
 
 
 @pytest.fixture(scope="module")
