@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -106,6 +108,57 @@ def start(module: ModuleType, args: Any) -> tuple[Any, Any, Any]:
     dtype = torch.int64 if isinstance(space, gymnasium.spaces.Discrete) else torch.float32
     shapes = obs_space.shape, space.shape
     return envs, state, module.Rollout.allocate(args.num_steps, args.num_envs, *shapes, obs_dtype, dtype)
+
+
+def training_episodes(module: ModuleType, args: Any, minibatch_step: Any) -> list[tuple[float, int]]:
+    """(return, length) of the episodes of a whole run of an on-policy file, in order."""
+    envs, state, rollout = start(module, args)
+    while state.global_step < args.total_timesteps:
+        module.collect(state, envs, rollout, module.act, args)
+        module.update(state, rollout, minibatch_step, args)
+    return envs.pop_episodes()
+
+
+def start_off_policy(module: ModuleType, args: Any) -> tuple[Any, Any]:
+    """Environments and state of an off-policy file, as its main makes them."""
+    envs = module.make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
+    return envs, module.TrainState.create(args, envs)
+
+
+def train_off_policy(module: ModuleType, args: Any, act: Any = None, update_step: Any = None) -> tuple[Any, list[dict]]:
+    """A whole run of an off-policy file without its log: the state at the end, and what each iteration that made
+    updates reported."""
+    envs, state = start_off_policy(module, args)
+    metrics = []
+    while state.global_step < args.total_timesteps:
+        module.collect(state, envs, act or module.act, args)
+        before = state.updates
+        row = module.update(state, update_step or module.update_step, args)
+        if state.updates > before:
+            metrics.append({tag: float(value) for tag, value in row.items()})
+    return state, metrics
+
+
+def assert_as_recorded(path: Path, now: dict, rtol: float, atol: float | None = None) -> None:
+    """A fingerprint {tag: values} or {label: {tag: values}} against the committed one.
+
+    atol: by default `rtol` of a tag's largest value. Other instruction sets (SSE, AVX2, AVX-512) move these by up to
+    5e-4 of it, another coefficient by more than 5e-2; the second bound also lets a ratio fall on the other side of the
+    clip.
+    """
+    recorded = _flat(json.loads(path.read_text()))
+    assert _flat(now).keys() == recorded.keys()
+    for tag, values in recorded.items():
+        bound = rtol * np.abs(values).max() if atol is None else atol
+        np.testing.assert_allclose(_flat(now)[tag], values, rtol=rtol, atol=bound, err_msg=tag)
+
+
+def _flat(table: dict) -> dict[str, list[float]]:
+    return {
+        f"{label} {tag}".strip(): values
+        for label, row in table.items()
+        for tag, values in (row.items() if isinstance(row, dict) else [("", row)])
+    }
 
 
 def train(module: ModuleType, args: Any, act: Any = None, minibatch_step: Any = None) -> tuple[Any, list[dict]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from algo_helpers import args_for, load_algorithm, start
+from algo_helpers import args_for, assert_as_recorded, load_algorithm, start, training_episodes
 
 from cleanrl_zoo import core
 from cleanrl_zoo.run import compile_function, parse_args
@@ -315,12 +315,7 @@ def test_fingerprint_of_twenty_updates():
 
     PYTHONPATH=.:tests/algos python -c "import test_a2c; test_a2c.write_fingerprint()"
     """
-    recorded, now = json.loads(FINGERPRINT.read_text()), fingerprint()
-    assert now.keys() == recorded.keys()
-    for env, table in recorded.items():
-        assert now[env].keys() == table.keys()
-        for tag, values in table.items():
-            np.testing.assert_allclose(now[env][tag], values, rtol=5e-3, atol=5e-3 * np.abs(values).max(), err_msg=tag)
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=5e-3)
 
 
 # Learning
@@ -337,9 +332,5 @@ def test_learns_to_balance_the_pole():
     """
     flags = ["--env", "CartPole-v1", "--total-timesteps", "61440", "--num-steps", "5", "--no-compile", "--seed", "1"]
     args = parse_args(a2c.Args, a2c.PRESETS, flags)
-    envs, state, rollout = start(a2c, args)
-    while state.global_step < args.total_timesteps:
-        a2c.collect(state, envs, rollout, a2c.act, args)
-        a2c.update(state, rollout, a2c.gradient_step, args)
-    last20 = np.mean([episode[0] for episode in envs.pop_episodes()][-20:])
+    last20 = np.mean([episode[0] for episode in training_episodes(a2c, args, a2c.gradient_step)[-20:]])
     assert last20 > np.mean(RECORDED) - 2 * np.std(RECORDED) > 9 * RANDOM

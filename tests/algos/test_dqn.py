@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from algo_helpers import ROOT, assert_same_run, load_algorithm
+from algo_helpers import ROOT, assert_as_recorded, assert_same_run, load_algorithm
 from torch import nn
 from torch.nn.functional import linear, relu
 
@@ -24,7 +24,10 @@ from cleanrl_zoo.run.checkpoint import load_checkpoint
 
 dqn = load_algorithm("dqn")
 DEBUG = ("--preset", "debug")
-args_for = functools.partial(algo_helpers.args_for, dqn)
+args_for, start, train = (
+    functools.partial(f, dqn)
+    for f in (algo_helpers.args_for, algo_helpers.start_off_policy, algo_helpers.train_off_policy)
+)
 each_replay = pytest.mark.parametrize("prioritized", ["none", "proportional", "rank"])
 
 
@@ -46,21 +49,6 @@ class Walk(gymnasium.Env):
 
 if "test/Walk-v0" not in gymnasium.registry:
     gymnasium.register("test/Walk-v0", Walk, max_episode_steps=5)
-
-
-def start(args):
-    envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
-    return envs, dqn.TrainState.create(args, envs)
-
-
-def train(args, act=dqn.act, update_step=dqn.update_step):
-    """A whole run without its log: the state at the end, and what each iteration's updates reported."""
-    envs, state = start(args)
-    metrics = []
-    while state.global_step < args.total_timesteps:
-        dqn.collect(state, envs, act, args)
-        metrics.append(dqn.update(state, update_step, args))
-    return state, [{tag: float(value) for tag, value in row.items()} for row in metrics if len(row) > 1]
 
 
 # The command line
@@ -691,10 +679,7 @@ def test_fingerprint_of_twenty_updates():
 
     PYTHONPATH=.:tests/algos python -c "import test_dqn; test_dqn.write_fingerprint()"
     """
-    recorded, now = json.loads(FINGERPRINT.read_text()), fingerprint()
-    assert now.keys() == recorded.keys()
-    for tag, values in recorded.items():
-        np.testing.assert_allclose(now[tag], values, rtol=2e-3, atol=2e-5, err_msg=tag)
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=2e-3, atol=2e-5)
 
 
 LEARN = ("--total-timesteps", "12000", "--num-envs", "4", "--learning-starts", "500", "--updates-per-step", "0.25",

@@ -10,7 +10,7 @@ import algo_helpers
 import numpy as np
 import pytest
 import torch
-from algo_helpers import ROOT, assert_same_run, load_algorithm
+from algo_helpers import ROOT, assert_as_recorded, assert_same_run, load_algorithm
 from torch import nn
 from torch.nn.functional import conv2d, linear, relu
 
@@ -21,24 +21,12 @@ from cleanrl_zoo.run import compile_function, parse_args
 from cleanrl_zoo.run.checkpoint import load_checkpoint
 
 dqn = load_algorithm("dqn_atari")
-args_for = functools.partial(algo_helpers.args_for, dqn)
+args_for, start, train = (
+    functools.partial(f, dqn)
+    for f in (algo_helpers.args_for, algo_helpers.start_off_policy, algo_helpers.train_off_policy)
+)
 needs_atari = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
 ALL = {"double": True, "dueling": True, "prioritized": "proportional", "n_step": 3}
-
-
-def start(args):
-    envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
-    return envs, dqn.TrainState.create(args, envs)
-
-
-def train(args, act=dqn.act, update_step=dqn.update_step):
-    """A whole run without its log: the state at the end, and what each iteration's updates reported."""
-    envs, state = start(args)
-    metrics = []
-    while state.global_step < args.total_timesteps:
-        dqn.collect(state, envs, act, args)
-        metrics.append(dqn.update(state, update_step, args))
-    return state, [{tag: float(value) for tag, value in row.items()} for row in metrics if len(row) > 1]
 
 
 # The command line
@@ -364,11 +352,7 @@ def test_fingerprint_of_twenty_updates():
 
     PYTHONPATH=.:tests/algos python -c "import test_dqn_atari; test_dqn_atari.write_fingerprint()"
     """
-    recorded, now = json.loads(FINGERPRINT.read_text()), fingerprint()
-    assert now.keys() == recorded.keys()
-    for tag, values in recorded.items():
-        bound = 1e-2 * np.abs(values).max()
-        np.testing.assert_allclose(now[tag], values, rtol=1e-2, atol=bound, err_msg=tag)
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=1e-2)
 
 
 RECORDED = [0.98, 0.99, 0.99, 0.98, 1.0, 0.99, 1.0, 1.0, 0.98, 0.97]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from algo_helpers import args_for, load_algorithm, start, train
+from algo_helpers import args_for, assert_as_recorded, load_algorithm, start, train
 
 from cleanrl_zoo import core, zoo
 from cleanrl_zoo.envs import make_vec
@@ -286,12 +286,7 @@ def test_fingerprint_of_twenty_updates():
 
     PYTHONPATH=.:tests/algos python -c "import test_ppo; test_ppo.write_fingerprint()"
     """
-    recorded, now = json.loads(FINGERPRINT.read_text()), fingerprint()
-    assert now.keys() == recorded.keys()
-    for tag, values in recorded.items():
-        # Other instruction sets (SSE, AVX2, AVX-512) move these by up to 5e-4, another coefficient by more than 5e-2;
-        # the second bound lets a ratio fall on the other side of the clip.
-        np.testing.assert_allclose(now[tag], values, rtol=1e-2, atol=1e-2 * np.abs(values).max(), err_msg=tag)
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=1e-2)
 
 
 @pytest.mark.learn

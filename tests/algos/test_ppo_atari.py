@@ -7,7 +7,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from algo_helpers import ROOT, args_for, assert_same_run, load_algorithm, start, train
+from algo_helpers import (
+    ROOT,
+    args_for,
+    assert_as_recorded,
+    assert_same_run,
+    load_algorithm,
+    start,
+    train,
+    training_episodes,
+)
 
 from cleanrl_zoo import core, zoo
 from cleanrl_zoo.envs import make_vec
@@ -339,11 +348,7 @@ def test_fingerprint_of_twenty_updates():
 
     PYTHONPATH=.:tests/algos python -c "import test_ppo_atari; test_ppo_atari.write_fingerprint()"
     """
-    recorded, now = json.loads(FINGERPRINT.read_text()), fingerprint()
-    assert now.keys() == recorded.keys()
-    for tag, values in recorded.items():
-        bound = 1e-2 * np.abs(values).max()
-        np.testing.assert_allclose(now[tag], values, rtol=1e-2, atol=bound, err_msg=tag)
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=1e-2)
 
 
 RECORDED = [0.61, 1.0, 0.7, 0.97, 0.96, 1.0, 1.0, 0.99, 0.53, 0.62]
@@ -357,9 +362,5 @@ def test_learns_what_to_do_from_frames():
     """
     changes = {"total_timesteps": 8192, "num_envs": 8, "num_steps": 32, "learning_rate": 1e-3}
     args = args_for(ppo, **changes)
-    envs, state, rollout = start(ppo, args)
-    while state.global_step < args.total_timesteps:
-        ppo.collect(state, envs, rollout, ppo.act, args)
-        ppo.update(state, rollout, ppo.minibatch_step, args)
-    returns = [episode[0] for episode in envs.pop_episodes()][-200:]
+    returns = [episode[0] for episode in training_episodes(ppo, args, ppo.minibatch_step)[-200:]]
     assert np.mean(returns) > np.mean(RECORDED) - 2 * np.std(RECORDED) > 0.4

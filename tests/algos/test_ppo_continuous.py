@@ -13,7 +13,7 @@ import algo_helpers
 import numpy as np
 import pytest
 import torch
-from algo_helpers import ROOT, assert_same_run, command, environment, load_algorithm
+from algo_helpers import ROOT, assert_as_recorded, assert_same_run, command, environment, load_algorithm
 
 from cleanrl_zoo import core
 from cleanrl_zoo.envs import make_vec
@@ -391,11 +391,7 @@ def test_fingerprint_of_twenty_updates():
 
     python -c "import sys; sys.path[:0] = ['.', 'tests/algos']; import test_ppo_continuous as t; t.write_fingerprint()"
     """
-    recorded = json.loads(FINGERPRINT.read_text())
-    now = fingerprint()
-    assert now.keys() == recorded.keys()
-    for tag, values in recorded.items():
-        np.testing.assert_allclose(now[tag], values, rtol=2e-3, atol=2e-5, err_msg=tag)
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=2e-3, atol=2e-5)
 
 
 FINGERPRINT = ROOT / "tests/algos/fingerprints/ppo_continuous.json"

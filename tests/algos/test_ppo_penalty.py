@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from algo_helpers import ROOT, args_for, load_algorithm, start, train
+from algo_helpers import ROOT, args_for, assert_as_recorded, load_algorithm, start, train, training_episodes
 
 from cleanrl_zoo import core
 from cleanrl_zoo.envs import make_vec
@@ -285,12 +285,7 @@ def test_fingerprint_of_twenty_updates():
 
     PYTHONPATH=.:tests/algos python -c "import test_ppo_penalty; test_ppo_penalty.write_fingerprint()"
     """
-    recorded, now = json.loads(FINGERPRINT.read_text()), fingerprint()
-    for env in (DISCRETE, CONTINUOUS):
-        assert now[env].keys() == recorded[env].keys()
-        for tag, values in recorded[env].items():
-            bound = 1e-2 * np.abs(values).max()
-            np.testing.assert_allclose(now[env][tag], values, rtol=1e-2, atol=bound, err_msg=f"{env} {tag}")
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=1e-2)
 
 
 LEARN = ("--env", "InvertedPendulum-v4", "--total-timesteps", "20480", "--no-compile", "--env-threads", "1")
@@ -306,9 +301,5 @@ def test_learns_to_balance_the_pendulum():
     249, 337, 479 and 233, less than these ten. A random policy lasts 7 steps.
     """
     args = parse_args(ppo.Args, ppo.PRESETS, [*LEARN, "--seed", "101"])
-    envs, state, rollout = start(ppo, args)
-    while state.global_step < args.total_timesteps:
-        ppo.collect(state, envs, rollout, ppo.act, args)
-        ppo.update(state, rollout, ppo.minibatch_step, args)
-    lengths = [episode[1] for episode in envs.pop_episodes()][-20:]
+    lengths = [episode[1] for episode in training_episodes(ppo, args, ppo.minibatch_step)[-20:]]
     assert np.mean(lengths) > np.mean(RECORDED) - 2 * np.std(RECORDED) > 10 * RANDOM

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from algo_helpers import ROOT, assert_same_run, load_algorithm
+from algo_helpers import ROOT, assert_as_recorded, assert_same_run, load_algorithm
 from torch import distributions as D
 from torch import nn
 
@@ -22,7 +22,10 @@ from cleanrl_zoo.run.checkpoint import load_checkpoint
 
 sac = load_algorithm("sac")
 DEBUG = ("--preset", "debug")
-args_for = functools.partial(algo_helpers.args_for, sac)
+args_for, start, train = (
+    functools.partial(f, sac)
+    for f in (algo_helpers.args_for, algo_helpers.start_off_policy, algo_helpers.train_off_policy)
+)
 
 
 class Wide(gymnasium.Env):
@@ -47,21 +50,6 @@ class Wide(gymnasium.Env):
 for _name, _bounded in (("test/Wide-v0", True), ("test/Unbounded-v0", False)):
     if _name not in gymnasium.registry:
         gymnasium.register(_name, Wide, kwargs={"bounded": _bounded})
-
-
-def start(args):
-    envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=1)
-    return envs, sac.TrainState.create(args, envs)
-
-
-def train(args, act=sac.act, update_step=sac.update_step):
-    """A whole run without its log: the state at the end, and what each iteration's updates reported."""
-    envs, state = start(args)
-    metrics = []
-    while state.global_step < args.total_timesteps:
-        sac.collect(state, envs, act, args)
-        metrics.append(sac.update(state, update_step, args))
-    return state, [{tag: float(value) for tag, value in row.items()} for row in metrics if row]
 
 
 # The command line
@@ -478,11 +466,7 @@ def test_fingerprint_of_twenty_updates():
 
     python -c "import sys; sys.path[:0] = ['.', 'tests/algos']; import test_sac as t; t.write_fingerprint()"
     """
-    recorded = json.loads(FINGERPRINT.read_text())
-    now = fingerprint()
-    assert now.keys() == recorded.keys()
-    for tag, values in recorded.items():
-        np.testing.assert_allclose(now[tag], values, rtol=2e-3, atol=2e-5, err_msg=tag)
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=2e-3, atol=2e-5)
 
 
 FINGERPRINT = ROOT / "tests/algos/fingerprints/sac.json"

@@ -7,7 +7,7 @@ import algo_helpers
 import numpy as np
 import pytest
 import torch
-from algo_helpers import ROOT, load_algorithm
+from algo_helpers import ROOT, assert_as_recorded, load_algorithm, training_episodes
 
 from cleanrl_zoo import core
 from cleanrl_zoo.envs import make_vec
@@ -438,13 +438,7 @@ def test_fingerprint_of_twenty_updates():
 
     PYTHONPATH=.:tests/algos python -c "import test_trpo; test_trpo.write_fingerprint()"
     """
-    recorded, now = json.loads(FINGERPRINT.read_text()), fingerprint()
-    assert now.keys() == recorded.keys()
-    for env, prints in recorded.items():
-        assert now[env].keys() == prints.keys()
-        for tag, values in prints.items():
-            bound = 1e-2 * np.abs(values).max()
-            np.testing.assert_allclose(now[env][tag], values, rtol=1e-2, atol=bound, err_msg=f"{env} {tag}")
+    assert_as_recorded(FINGERPRINT, fingerprint(), rtol=1e-2)
 
 
 RECORDED = [350.75, 489.75, 465.45, 152.85, 416.5, 455.05, 423.9, 320.9, 363.9, 308.85]
@@ -455,11 +449,7 @@ def balance(seed: int) -> float:
     """CartPole-v1, 20,480 steps with the defaults: mean return of the last 20 training episodes."""
     flags = ["--env", "CartPole-v1", "--total-timesteps", "20480", "--no-compile", "--seed", str(seed)]
     args = parse_args(trpo.Args, trpo.PRESETS, flags)
-    envs, state, rollout = start(args)
-    while state.global_step < args.total_timesteps:
-        trpo.collect(state, envs, rollout, trpo.act, args)
-        trpo.update(state, rollout, trpo.minibatch_step, args)
-    return float(np.mean([episode[0] for episode in envs.pop_episodes()][-20:]))
+    return float(np.mean([episode[0] for episode in training_episodes(trpo, args, trpo.minibatch_step)[-20:]]))
 
 
 @pytest.mark.learn
