@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "cleanrl_zoo"
 SOURCES = sorted(p for folder in ("cleanrl_zoo", "algos", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
 ALGOS = sorted((ROOT / "algos").glob("*.py"))
-ROOMS = ("core", "data", "envs", "nn", "run")
+ROOMS = ("core", "data", "envs", "llm", "nn", "run")
 ALLOWED = {room: {"core", room} for room in ROOMS} | {"core": {"core"}, "zoo": {"core", "nn", "envs", "zoo"}}
 
 

@@ -14,10 +14,11 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 import torch
 
+from cleanrl_zoo.run.progress import CONTROL, LANGUAGE, Words
 from cleanrl_zoo.run.seeding import seed_everything
 
 ArgsT = TypeVar("ArgsT", bound="RunArgs")
@@ -52,6 +53,18 @@ class RunArgs:
     preset: str | None = None
     """named settings that replace the defaults; flags on the command line win over them"""
 
+    words: ClassVar[Words] = CONTROL
+
+    @property
+    def subject(self) -> str:
+        """What is learned: an environment or a task, as folders and the progress line name it."""
+        raise NotImplementedError
+
+    @property
+    def total_steps(self) -> int:
+        """Where the run ends, in the unit of `global_step`."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Raises ValueError with one line that names the flag, the value and what would be right."""
         check(self, "seed", "eval_every", "checkpoint_every", at_least=0)
@@ -84,11 +97,104 @@ class EnvArgs(RunArgs):
     total_timesteps: int = 1_000_000
     """environment steps of the whole run, all environments together; the last iteration may go beyond"""
 
+    @property
+    def subject(self) -> str:
+        return self.env
+
+    @property
+    def total_steps(self) -> int:
+        return self.total_timesteps
+
     def check(self) -> None:
         """As `RunArgs.check`."""
         super().check()
         check(self, "num_envs", "total_timesteps", at_least=1)
         check(self, "env_threads", at_least=0)
+
+
+@dataclass
+class LanguageArgs(RunArgs):
+    """Flags of every file that trains a language model. Its steps are tokens of completions."""
+
+    words: ClassVar[Words] = LANGUAGE
+    model: str = "tiny"
+    """folder or Hugging Face name of a causal language model; tiny: a small Llama with random weights, token = byte"""
+    task: str = "addition"
+    """addition[:digits=N], countdown, reasoning_gym:NAME, ...; or any name for what --prompts and --reward say"""
+    prompts: str | None = None
+    """JSONL file, folder or name of a Hugging Face dataset with a column `prompt`; other columns go to the reward"""
+    reward: str | None = None
+    """module:function, called as reward(prompt, completion, **columns); several, with commas between, are components"""
+    held_out: str | None = None
+    """with --prompts: share of them that is kept for evaluation (0.1 by default), or a second file or dataset"""
+    template: str | None = None
+    """text around a plain prompt, with {prompt} in its place"""
+    system: str | None = None
+    """system message of a chat; implies --chat"""
+    chat: bool = False
+    """put a plain prompt into the model's chat template"""
+    total_tokens: int = 400_000
+    """completion tokens of the whole run, those of dropped samples too; the last iteration may go beyond"""
+    max_length: int = 0
+    """tokens of a completion; 0: what the task says"""
+    temperature: float = 1.0
+    """of sampling, and so of every log-prob"""
+    top_p: float = 1.0
+    """share of the probability that is sampled from, the likeliest tokens first"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the weights"""
+    lora_rank: int = 0
+    """train a low-rank adapter of this rank and freeze the rest; 0: train all weights"""
+    micro_batch: int = 64
+    """sequences that go through the model at once; changes memory and time, not the gradient"""
+    show_samples: int = 0
+    """sampled completions with their rewards that each evaluation prints (and writes to samples/)"""
+    compile: bool = False
+    """not possible here: lengths change from batch to batch"""
+    log_every: int = 5000
+    """completion tokens between two rows of the log; metrics are means over the interval"""
+    eval_every: int = 50_000
+    """completion tokens between two evaluations on held-out prompts; 0: only at the end"""
+    eval_episodes: int = 512
+    """held-out prompts of one evaluation, one sampled completion each"""
+    checkpoint_every: int = 100_000
+    """completion tokens between two checkpoints; 0: only at the end"""
+
+    @property
+    def subject(self) -> str:
+        return self.task
+
+    @property
+    def total_steps(self) -> int:
+        return self.total_tokens
+
+    def check(self) -> None:
+        """As `RunArgs.check`."""
+        super().check()
+        check(self, "total_tokens", "micro_batch", at_least=1)
+        check(self, "max_length", "lora_rank", "show_samples", at_least=0)
+        check(self, "temperature", above=0)
+        check(self, "top_p", above=0, at_most=1)
+        if self.compile:
+            raise ValueError(
+                "--compile: not for language models, whose lengths change from batch to batch; leave it out"
+            )
+        if importlib.util.find_spec("transformers") is None:
+            raise ValueError(
+                "transformers is not installed; install it with pip install -c constraints.txt -e '.[llm]'"
+            )
+
+    def task_settings(self) -> dict[str, Any]:
+        """The flags that say what is learned, as `make_task` takes them."""
+        names = ("prompts", "reward", "held_out", "chat", "template", "system")
+        return {"spec": self.task, **{name: getattr(self, name) for name in names}}
+
+    def check_exact_logprobs(self) -> None:
+        """Raises ValueError where the sampler's log-probs would not be the policy's."""
+        if self.top_p < 1:
+            raise ValueError(
+                f"--top-p {self.top_p}: the loss needs the exact log-probs of what was sampled; leave it at 1"
+            )
 
 
 def flag(name: str) -> str:
@@ -168,21 +274,32 @@ def usage_errors() -> Iterator[None]:
         exit_with(str(error))
 
 
-def parse_args(cls: type[ArgsT], presets: dict[str, dict[str, Any]], argv: list[str] | None = None) -> ArgsT:
+def parse_args(
+    cls: type[ArgsT],
+    presets: dict[str, dict[str, Any]],
+    argv: list[str] | None = None,
+    variants: dict[str, dict[str, Any]] | None = None,
+) -> ArgsT:
     """The command line as a checked instance of `cls`.
 
-    `--preset NAME` replaces the defaults before the other flags are read. `--resume FOLDER` reads the stored flags of a
-    run and ignores all others, with a note on each that differs. Errors are one line and exit code 2.
+    `--preset NAME` replaces the defaults before the other flags are read, and so does `--variant NAME` in a file that
+    has `variants`; the preset wins. `--resume FOLDER` reads the stored flags of a run and ignores all others, with a
+    note on each that differs. Errors are one line and exit code 2.
 
     Seeds the global generators too, since an environment may draw from them while it is made.
     """
     import tyro  # imported here so that the module stays light for tests and tools
 
     argv = list(sys.argv[1:] if argv is None else argv)
-    name = _option(argv, "preset")
-    if name is not None and name not in presets:
-        exit_with(f"--preset {name}: this file has {', '.join(presets)}")
-    default = cls(**{"preset": name, **presets[name]}) if name is not None else cls()
+    named: dict[str, Any] = {}
+    for option, settings in (("variant", variants), ("preset", presets)):
+        name = _option(argv, option) if settings is not None else None
+        if name is None:
+            continue
+        if name not in settings:
+            exit_with(f"--{option} {name}: this file has {', '.join(settings)}")
+        named |= {**settings[name], option: name}
+    default = cls(**named)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -220,6 +337,11 @@ def _first_sentence(box: str) -> str:
         if text and "─" not in text:
             words.append(text)
     return " ".join(words) or "the command line could not be read"
+
+
+def folder_name(subject: str) -> str:
+    """A subject as the name of a folder: `ALE/Pong-v5` → `ALE-Pong-v5`."""
+    return re.sub(r"[^\w.+-]+", "-", subject).strip("-.") or "run"
 
 
 def run_folder(resume: str) -> Path:

@@ -49,10 +49,35 @@ METRICS: dict[str, tuple[str, str]] = {
     "charts/action_std": ("action", "standard deviation of the Gaussian policy, mean over the action's dimensions"),
     "eval/episodic_return": ("return", "mean raw return of the deterministic policy's evaluation episodes"),
     "eval/episodic_length": ("steps", "mean length of those episodes"),
+    "charts/reward_mean": ("reward", "mean total reward of all completions that were sampled, dropped ones too"),
+    "charts/reward_std": ("reward", "standard deviation of those rewards"),
+    "charts/success": ("share", "mean of the task's first reward: the one that verifies the answer"),
+    "charts/advantage_mean": ("reward", "mean advantage over the tokens that are learned from"),
+    "charts/advantage_std": ("reward", "standard deviation of those advantages"),
+    "charts/completion_length": ("tokens", "mean length of the sampled completions"),
+    "charts/completion_length_max": ("tokens", "longest of them"),
+    "charts/length_right": ("tokens", "mean length of completions whose first reward is at its highest"),
+    "charts/length_wrong": ("tokens", "mean length of the others"),
+    "charts/truncated_frac": ("share", "completions cut by --max-length"),
+    "charts/zero_std_groups": ("share", "groups whose rewards are all equal, so that they teach nothing"),
+    "charts/groups_all_right": ("share", "groups in which every completion has the highest reward"),
+    "charts/groups_all_wrong": ("share", "groups in which every completion has the lowest reward"),
+    "charts/dropped_groups": ("share", "groups that dynamic sampling replaced by others"),
+    "charts/unscorable": ("completions", "sampled completions that the reward could not score"),
+    "losses/loss": ("1", "the whole loss, of which the gradient is taken"),
+    "losses/ref_kl": ("nats", "mean per token of the k3 estimate of KL(policy‖reference)"),
+    "losses/sampler_kl": ("nats", "mean per token of the k3 estimate of KL(sampler‖trainer), before the first update"),
+    "losses/ratio_min": ("1", "smallest ratio π/π_old of a token; 0.5 to 2 is healthy"),
+    "losses/ratio_max": ("1", "largest ratio π/π_old of a token"),
+    "losses/dropped_tokens": ("share", "tokens whose weight between sampler and trainer is 0"),
+    "losses/accuracy": ("share", "tokens of the completions that the model holds for the likeliest"),
     "time/collect": ("s", "wall-clock seconds that the interval spent stepping environments"),
     "time/update": ("s", "wall-clock seconds spent updating"),
     "time/eval": ("s", "wall-clock seconds spent evaluating"),
 }
+
+# One tag per component of a task's reward: `rewards/<name>`, its mean over the sampled completions.
+REWARDS = "rewards/"
 
 # These differ between two equal runs and stand outside every comparison.
 WALL_CLOCK_TAGS = ("charts/SPS", "time/")
@@ -95,7 +120,7 @@ class MetricLog:
             KeyError: for a tag that `METRICS` does not define.
         """
         for tag in values:
-            if tag not in METRICS:
+            if tag not in METRICS and not tag.startswith(REWARDS):
                 raise KeyError(f"metric {tag!r} is not defined in run/metrics.py")
         row = {"global_step": global_step, **{tag: value for tag, value in values.items() if not math.isnan(value)}}
         self._file.write(json.dumps(row).encode() + b"\n")

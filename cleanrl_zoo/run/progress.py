@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 
 
 def duration(seconds: float) -> str:
@@ -14,6 +15,25 @@ def duration(seconds: float) -> str:
     return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
 
 
+@dataclass(frozen=True)
+class Words:
+    """What a run counts and is judged by, in the words of its field."""
+
+    unit: str  # of `global_step`
+    score: str
+    episodes: str
+    evaluation: str
+    digits: int  # of a score, behind the point
+
+    def number(self, score: float) -> str:
+        """A score as it is shown."""
+        return f"{score:,.{self.digits}f}"
+
+
+CONTROL = Words("steps", "return", "training episodes", "final deterministic evaluation", 1)
+LANGUAGE = Words("tokens", "reward", "training completions", "held-out prompts, sampled", 3)
+
+
 class Progress:
     """Writes `12,288/1,000,000  return 231.5  9,800 steps/s  1m40s left  ppo_continuous Hopper-v4 seed 1` to stderr.
 
@@ -22,8 +42,16 @@ class Progress:
     that since the first iteration, which compiles.
     """
 
-    def __init__(self, name: str, total_steps: int, first_step: int = 0, plain_seconds: float = 30.0) -> None:
-        self.name, self.total = name, total_steps
+    def __init__(
+        self,
+        name: str,
+        total_steps: int,
+        first_step: int = 0,
+        words: Words = CONTROL,
+        plain_seconds: float = 30.0,
+        silent: bool = False,
+    ) -> None:
+        self.name, self.total, self.words, self.silent = name, total_steps, words, silent
         self.live = sys.stderr.isatty()
         self.every = 0.2 if self.live else plain_seconds
         self.started = self.written = time.perf_counter()
@@ -45,9 +73,15 @@ class Progress:
             return
         self.written = now
         rate = self.steps_per_second(step)
-        shown = "-" if recent_return is None else f"{recent_return:,.1f}"
+        shown = "-" if recent_return is None else self.words.number(recent_return)
         left = duration(max(self.total - step, 0) / max(rate, 1e-9))
-        parts = [f"{step:,}/{self.total:,}", f"return {shown}", f"{rate:,.0f} steps/s", f"{left} left", self.name]
+        parts = [
+            f"{step:,}/{self.total:,}",
+            f"{self.words.score} {shown}",
+            f"{rate:,.0f} {self.words.unit}/s",
+            f"{left} left",
+            self.name,
+        ]
         if self.live:
             width = shutil.get_terminal_size().columns - 1
             while len(parts) > 1 and len("  ".join(parts)) > width:
@@ -61,6 +95,8 @@ class Progress:
         self._write(("\r\033[K" if self.live else "") + text + "\n")
 
     def _write(self, text: str) -> None:
+        if self.silent:
+            return
         with contextlib.suppress(OSError):  # nobody reads any more (`| head`): no reason to stop training
             sys.stderr.write(text)
             sys.stderr.flush()

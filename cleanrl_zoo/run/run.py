@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cleanrl_zoo.run.arguments import EnvArgs, check_unused, exit_with, flag, read_run, run_folder
+from cleanrl_zoo.run.alarms import Alarms
+from cleanrl_zoo.run.arguments import RunArgs, check_unused, exit_with, flag, folder_name, read_run, run_folder
 from cleanrl_zoo.run.checkpoint import (
     DamagedCheckpoint,
     capture,
@@ -32,8 +33,9 @@ from cleanrl_zoo.run.checkpoint import (
     write_json,
 )
 from cleanrl_zoo.run.compiling import resolve_compile
+from cleanrl_zoo.run.distributed import World
 from cleanrl_zoo.run.metrics import MetricLog
-from cleanrl_zoo.run.progress import Progress, duration
+from cleanrl_zoo.run.progress import CONTROL, LANGUAGE, Progress, duration
 from cleanrl_zoo.run.provenance import provenance, versions
 from cleanrl_zoo.run.seeding import global_random_state, seed_everything, set_global_random_state
 
@@ -50,16 +52,19 @@ class Run:
 
     Args:
         args: the parsed flags. `args.resume` goes on with a run, otherwise a new folder is made.
-        envs: the training environments; their episodes are counted and their state is part of the checkpoint.
+        envs: the training environments; their episodes are counted and their state is part of the checkpoint. For
+            language models the source of prompts, where a completion is an episode and its reward the return.
         evaluate: `evaluate(state) -> (returns [episodes], lengths [episodes])` of the deterministic policy, on
-            environments and generators of its own.
+            environments and generators of its own; for language models of sampled completions of held-out prompts.
+        world: the ranks that train together; only rank 0 evaluates, shows and writes anything.
 
     Set-up ends with one line and exit code 2 on a run folder that is taken, in use or cannot be written, and on a
     checkpoint that is damaged or of another version. `recorded` is the content of run.json.
     """
 
-    def __init__(self, args: EnvArgs, envs: Any, evaluate: Evaluate) -> None:
+    def __init__(self, args: RunArgs, envs: Any, evaluate: Evaluate, world: World | None = None) -> None:
         self.args, self.envs, self.evaluate = args, envs, evaluate
+        self.is_main = world is None or world.is_main
         self.algorithm = Path(sys.modules[type(args).__module__].__file__ or "run").stem
         self.compile = resolve_compile(args.compile, args.device)
         self._check_boundaries()
@@ -74,6 +79,7 @@ class Run:
         self.eval_returns: list[float] = []  # of the last evaluation
         self.global_step = 0
         self.seconds_before = 0.0
+        self.alarms = Alarms() if args.words is LANGUAGE else None
         self._resumed_from: Path | None = None
         self._values: dict[str, list[Tensor | float]] = {}
         self._episodes: list[tuple[float, int]] = []
@@ -82,7 +88,7 @@ class Run:
         self._lock: Any = None
 
         self.log: Any = None  # opened when a resumed run has been restored: nothing is cut before
-        self.progress = Progress(f"{self.algorithm} {args.env} seed {args.seed}", args.total_timesteps)
+        self.progress = self._progress(0)
         try:
             self._resume() if args.resume is not None else self._new_folder()
         except OSError as error:
@@ -100,22 +106,24 @@ class Run:
         least = 10 * limit * args.num_envs
         if args.checkpoint_every < least:
             exit_with(
-                f"--checkpoint-every {args.checkpoint_every}: this engine starts {args.env} anew at each checkpoint; "
-                f"give at least {least} (ten episode limits per environment) or 0 (only at the end)"
+                f"--checkpoint-every {args.checkpoint_every}: this engine starts {args.subject} anew at each "
+                f"checkpoint; give at least {least} (ten episode limits per environment) or 0 (only at the end)"
             )
 
     def _new_folder(self) -> None:
         args = self.args
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        default = Path("runs") / self.algorithm / args.env.replace("/", "-") / f"seed_{args.seed}_{stamp}"
+        default = Path("runs") / self.algorithm / folder_name(args.subject) / f"seed_{args.seed}_{stamp}"
         self.run_dir = Path(args.run_dir) if args.run_dir else default
+        self.recorded = self._description()
+        if not self.is_main:
+            return
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._lock_folder()
         try:
             check_unused(self.run_dir)
         except ValueError as error:
             exit_with(str(error))
-        self.recorded = self._description()
         write_json(self.run_dir / "run.json", self.recorded)
 
     def _resume(self) -> None:
@@ -150,6 +158,8 @@ class Run:
 
     def _lock_folder(self) -> None:
         """Holds the folder for this process as long as it lives, so that a run is not resumed twice at once."""
+        if not self.is_main:
+            return
         try:
             import fcntl
         except ImportError:  # no advisory locks on this system
@@ -196,6 +206,9 @@ class Run:
                 set_global_random_state(self._saved["random"])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 self._refuse(self._resumed_from, f"{self._resumed_from} is of another version ({error})")
+        if not self.is_main:
+            self._saved = None
+            return state
         try:
             self.log = MetricLog(self.run_dir, offset, self._start_wandb() if self.args.track else None)
         except ValueError as error:
@@ -212,8 +225,12 @@ class Run:
                 if later.name > self._resumed_from.name:
                     shutil.rmtree(later)
         self._saved = None
-        self.progress = Progress(self.progress.name, self.args.total_timesteps, self.global_step)
+        self.progress = self._progress(self.global_step)
         return state
+
+    def _progress(self, first_step: int) -> Progress:
+        name = f"{self.algorithm} {self.args.subject} seed {self.args.seed}"
+        return Progress(name, self.args.total_steps, first_step, self.args.words, silent=not self.is_main)
 
     # The loop
 
@@ -244,7 +261,10 @@ class Run:
         for tag, seen in self._values.items():
             if tag.startswith("losses/") and not math.isfinite(seen[-1]):
                 raise NonFinite(f"{tag} is {float(seen[-1])}")
-        finished = self.global_step >= self.args.total_timesteps
+        finished = self.global_step >= self.args.total_steps
+        if not self.is_main:
+            self._values, self._episodes, self._seconds = {}, [], {}
+            return
         evaluate = self._due(previous, self.args.eval_every) or finished
         checkpoint = self._due(previous, self.args.checkpoint_every) or finished
         if evaluate:
@@ -280,6 +300,9 @@ class Run:
         row["charts/SPS"] = self.progress.steps_per_second(self.global_step)
         row.update({f"time/{name}": seconds for name, seconds in self._seconds.items()})
         self.log.write(self.global_step, row)
+        if self.alarms is not None:
+            for sentence in self.alarms.check(row):
+                self.progress.message(f"alarm at {self.args.words.unit[:-1]} {self.global_step:,}: {sentence}")
         self._values, self._episodes, self._seconds = {}, [], {}
 
     def _checkpoint(self, state: Any) -> None:
@@ -330,15 +353,20 @@ class Run:
     def finish(self, results: dict[str, Any]) -> None:
         """Writes summary.json, which marks the run as finished, and says what came out."""
         write_json(self.run_dir / "summary.json", results)
-        last, final = results["train_last100"], results["final_eval"]
+        last, final, words = results["train_last100"], results["final_eval"], self.args.words
         best = max(self.eval_curve, key=lambda point: point[1])
-        shown = "no episode ended" if last["mean"] is None else f"{last['mean']:,.1f}"
+        episodes = f"last {len(last['returns'])} {words.episodes}"
+        width = max(len(episodes), len(words.evaluation))
+        trained = f"  {words.score}, {episodes:<{width}}  no episode ended\n" if words is CONTROL else ""
+        if last["mean"] is not None:
+            trained = f"  {words.score}, {episodes:<{width}}  {words.number(last['mean'])}\n"
         self.progress.message(
-            f"{self.progress.name}: {results['global_step']:,} steps in {duration(results['wall_clock_s'])} "
-            f"({results['steps_per_second']:,.0f} steps/s)\n"
-            f"  return, last {len(last['returns'])} training episodes  {shown}\n"
-            f"  return, final deterministic evaluation  {final['mean']:,.1f} ± {np.std(final['returns']):,.1f}\n"
-            f"  return, best evaluation on the way      {best[1]:,.1f} at step {best[0]:,.0f}\n"
+            f"{self.progress.name}: {results['global_step']:,} {words.unit} in {duration(results['wall_clock_s'])} "
+            f"({results['steps_per_second']:,.0f} {words.unit}/s)\n"
+            f"{trained}  {words.score}, {words.evaluation:<{width}}  {words.number(final['mean'])} ± "
+            f"{words.number(float(np.std(final['returns'])))}\n"
+            f"  {words.score}, {'best evaluation on the way':<{width}}  {words.number(best[1])} at {words.unit[:-1]} "
+            f"{best[0]:,.0f}\n"
             f"  run folder: {self.run_dir}"
         )
 
@@ -368,11 +396,16 @@ class Run:
         found = list_checkpoints(self.run_dir / "checkpoints")
         last = f"last checkpoint {found[-1]}" if found else "no checkpoint yet"
         if isinstance(error, KeyboardInterrupt):
-            self.progress.message(f"stopped at step {self.global_step:,}; {last}; go on with: {resume}")
+            self.progress.message(
+                f"stopped at {self.args.words.unit[:-1]} {self.global_step:,}; {last}; go on with: {resume}"
+            )
             sys.exit(130)
+        if isinstance(error, getattr(self.envs, "errors", ())):
+            self.progress.message(f"error: {error}; {last}; go on with: {resume}")
+            sys.exit(1)
         if isinstance(error, NonFinite):
             advice = f"; try a smaller {flag('learning_rate')}" if "losses/" in str(error) else ""
-            self.progress.message(f"error: {error} at step {self.global_step:,}; {last}{advice}")
+            self.progress.message(f"error: {error} at {self.args.words.unit[:-1]} {self.global_step:,}; {last}{advice}")
             sys.exit(1)
         if isinstance(error, OSError) and error.filename is not None and str(self.run_dir) in str(error.filename):
             self.progress.message(f"error: {error.filename}: {error.strerror}; {last}; go on with: {resume}")

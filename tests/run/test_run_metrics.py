@@ -4,7 +4,7 @@ import math
 import pytest
 
 from cleanrl_zoo.run.metrics import METRICS, MetricLog
-from cleanrl_zoo.run.progress import Progress, duration
+from cleanrl_zoo.run.progress import LANGUAGE, Progress, duration
 
 
 def read_tensorboard(folder) -> list[tuple[int, str, float]]:
@@ -100,3 +100,25 @@ def test_a_closed_stderr_does_not_stop_the_run(monkeypatch):
 @pytest.mark.parametrize("seconds, text", [(5.9, "5s"), (61, "1m01s"), (3661, "1h01m")])
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_language_model_counts_tokens_and_is_judged_by_rewards(capsys):
+    progress = Progress("grpo addition seed 1", 1_000, words=LANGUAGE)
+    progress.update(10, None)
+    progress.written -= 31
+    progress.update(500, 0.1234)
+    err = capsys.readouterr().err
+    assert "500/1,000  reward 0.123" in err and "tokens/s" in err
+
+
+def test_the_main_rank_alone_speaks(capsys):
+    Progress("x", 10, silent=True).message("nothing")
+    assert capsys.readouterr().err == ""
+
+
+def test_rewards_have_tags_of_their_own(tmp_path):
+    log = MetricLog(tmp_path)
+    log.write(1, {"rewards/correct": 0.5})
+    with pytest.raises(KeyError, match="reward/correct"):
+        log.write(2, {"reward/correct": 0.5})
+    log.close()

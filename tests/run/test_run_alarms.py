@@ -1,0 +1,47 @@
+"""Each alarm sounds on a row that shows its trouble, once, and not on a healthy one."""
+
+import pytest
+
+from cleanrl_zoo.run.alarms import Alarms
+
+HEALTHY = {
+    "losses/entropy": 1.0,
+    "losses/ref_kl": 0.02,
+    "losses/approx_kl": 0.001,
+    "losses/sampler_kl": 1e-8,
+    "charts/zero_std_groups": 0.3,
+    "charts/reward_mean": 0.5,
+    "charts/success": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"losses/entropy": 0.04}, "entropy fell from 1 to 0.04 nats"),
+        ({"losses/ref_kl": 1.5}, "1.5 nats per token away from the reference"),
+        ({"losses/approx_kl": 0.3}, "moved the policy by 0.3 nats per token"),
+        ({"losses/sampler_kl": 0.01}, "sampler and trainer are 0.01 nats per token apart"),
+        ({"charts/zero_std_groups": 0.75}, "75% of the groups"),
+        ({"charts/reward_mean": 0.7, "charts/success": 0.3}, "reward rose to 0.7 while success fell from 0.5 to 0.3"),
+    ],
+)
+def test_an_alarm_sounds_once_and_again_after_it_ended(change, words):
+    alarms = Alarms()
+    assert alarms.check(HEALTHY) == []
+    bad = {**HEALTHY, **change}
+    first = alarms.check(bad)
+    assert len(first) == 1 and words in first[0]
+    assert alarms.check(bad) == []
+    assert alarms.check(HEALTHY) == []
+    assert alarms.check(bad) == first
+
+
+def test_reward_and_success_that_fall_together_are_no_hacking():
+    alarms = Alarms()
+    alarms.check(HEALTHY)
+    assert alarms.check({**HEALTHY, "charts/reward_mean": 0.3, "charts/success": 0.3}) == []
+
+
+def test_rows_without_these_metrics_are_silent():
+    assert Alarms().check({"charts/SPS": 100.0}) == []
