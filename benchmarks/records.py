@@ -52,7 +52,7 @@ def source(suite_name: str, entry: Entry, seed: int) -> tuple[Path, Entry]:
 def check_made_as_asked(folder: Path, entry: Entry, seed: int) -> None:
     """Raises ValueError if the run in `folder` was made with other flags than the suite's."""
     args = read_run(folder)["args"]
-    wanted = {"env": entry.env, "seed": str(seed), "total_timesteps": str(entry.steps)}
+    wanted = {name.replace("-", "_"): value for name, value in entry.asked.items()} | {"seed": str(seed)}
     words = deque(word for flag in entry.flags for word in flag.split("=", 1))
     while words:
         name = words.popleft().removeprefix("--").replace("-", "_")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import report_language
 from records import (
     ROOT,
     Parser,
@@ -173,6 +174,8 @@ def check_alike(groups: list[Group]) -> None:
             free = (*FREE_ARGS, "total_timesteps") if group.cut else FREE_ARGS
             args = [_without(r["args"], free) for r in (group.runs[0], run)]
             _same(first_seed, args[0], here, args[1])
+            if group.entry.is_language:  # an iteration ends at whatever number of tokens it sampled
+                continue
             steps = [
                 {"evaluations at steps": [point[0] for point in s["eval_curve"]]} for s in (group.summaries[0], summary)
             ]
@@ -602,6 +605,8 @@ def report(name: str, results: Path, readme: Path) -> list[Path]:
     if not groups:
         raise ValueError(f"{folder} holds no published run: python benchmarks/run.py --suite {name}")
     check_alike(groups)
+    if all(group.entry.is_language for group in groups):
+        return language_report(name, groups, results)
     order = environments(groups)
     groups.sort(key=lambda group: order.index(group.entry.env))
     missing = sum(len(entry.seeds) for entry in entries) - sum(len(group.seeds) for group in groups)
@@ -654,6 +659,31 @@ def report(name: str, results: Path, readme: Path) -> list[Path]:
     for path, content in texts.items():
         write_text(path, content)
     return [*images, *texts]
+
+
+def language_report(name: str, groups: list[Group], results: Path) -> list[Path]:
+    """The report of a suite in which language models learn; returns the files written."""
+    folder, start = results / name, report_language.start_score(results, name)
+    images = []
+    for task in environments(groups):
+        images.append(folder / image_name(task))
+        report_language.figure([group for group in groups if group.entry.env == task], start, images[-1])
+    missing = sum(len(group.entry.seeds) - len(group.seeds) for group in groups)
+    missing += sum(len(entry.seeds) for entry in suite(name)) - sum(len(group.entry.seeds) for group in groups)
+    header, *rows = report_language.scores_table(groups, start)
+    prompts = {len(summary["final_eval"]["returns"]) for group in groups for summary in group.summaries}
+    text = [f"# {name}\n", f"Made by `python benchmarks/report.py --suite {name}` from the files in this folder.\n"]
+    if missing:
+        text.append(f"**Incomplete: {missing} of the suite's runs are not published yet.**\n")
+    if start is not None:
+        text.append(f"Every run begins with the same model, whose held-out reward is {start:.3f}; gain: over that.\n")
+    text += [table(header, rows), report_language.LEGEND.format(" or ".join(map(str, sorted(prompts))))]
+    text += [" ".join(f"![{path.stem}]({path.name})" for path in images) + "\n"]
+    text += ["## Provenance\n", provenance_table(groups)]
+    again = f"python benchmarks/run.py --suite {name} --runs-dir again/runs --results again/results"
+    text.append(f"Run it again: `{again}`.\n")
+    write_text(folder / "README.md", "\n".join(text))
+    return [*images, folder / "README.md"]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -91,8 +91,10 @@ def start(job: Job, algos: Path) -> None:
     else:
         if job.run_dir.exists():  # killed before it had written anything, or a peer's, which cannot be resumed
             shutil.rmtree(job.run_dir)
-        asked = ["--env", job.entry.env, "--seed", job.seed, "--total-timesteps", job.entry.steps, *job.entry.flags]
-        one = ["--threads", 1] if job.entry.is_peer else ["--threads", 1, "--env-threads", 1]
+        own = [word for name, value in job.entry.asked.items() for word in (f"--{name}", value)]
+        asked = [*own, "--seed", job.seed, *job.entry.flags]
+        steps_envs = not (job.entry.is_peer or job.entry.is_language)
+        one = ["--threads", 1, "--env-threads", 1] if steps_envs else ["--threads", 1]
         command = [sys.executable, script, "--run-dir", job.run_dir, *one, *asked]
     with open(job.beside(".stdout"), "w") as stdout, open(job.beside(".stderr"), "w") as stderr:
         job.process = subprocess.Popen(

@@ -10,7 +10,7 @@ class Entry:
     algorithm: str  # file in algos/ (or a peer's in benchmarks/), without .py
     env: str
     seeds: tuple[int, ...]
-    steps: int  # environment steps of each run
+    steps: int  # environment steps of each run; of a language model completion tokens
     flags: tuple[str, ...] = ()  # further flags of the algorithm's command line
     label: str = ""  # folder and row name; the algorithm where one suite has no second setting of it
     results: str = ""  # the suite that has this very entry: its runs are shown here too, and not made twice
@@ -23,11 +23,23 @@ class Entry:
         return self.label or self.algorithm
 
     @property
+    def asked(self) -> dict[str, str]:
+        """What every run of the entry is asked for beside its own flags: flag by value."""
+        names = ("task", "total-tokens") if self.is_language else ("env", "total-timesteps")
+        return dict(zip(names, (self.env, str(self.steps)), strict=True))
+
+    @property
+    def is_language(self) -> bool:
+        """Whether a language model learns: its environment is a task, its steps are tokens."""
+        return self.algorithm in LANGUAGE
+
+    @property
     def is_peer(self) -> bool:
         """Whether another package learns here."""
         return self.algorithm in PEERS
 
 
+LANGUAGE = ("grpo", "llm_ppo", "llm_sft", "llm_reward", "llm_distill", "dpo")  # files in algos/
 PEERS = ("peers_sb3",)  # files in benchmarks/ that train with another package and take --algo
 
 
@@ -69,6 +81,8 @@ DQN_PARTS = {
 }
 SB3_SAC = ("--algo", "sac", *EVERY_25K)
 
+ADDITION = ("--model", "results/zoo/addition_sft", "--max-length", "8", "--eval-every", "20000")
+
 SUITES: dict[str, tuple[Entry, ...]] = {
     "first_light": grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K),
     # How many environments may PPO step side by side before it learns less? One batch is 2048 transitions in all of
@@ -107,6 +121,29 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         *grid(("dqn",), ("MountainCar-v0",), 120_000, ("--preset", "mountain_car", *EVERY_25K)),
         *grid(("dqn",), ("LunarLander-v3",), 400_000, ("--preset", "lunar_lander", *EVERY_100K)),
     ),
+    # Where the suite `addition` begins: two-digit additions, half of the answers random.
+    "addition_sft": (Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5")),),
+    # Every variant from that same checkpoint, with as many sampled tokens. Answers have at most four tokens; a limit of
+    # eight leaves the soft punishment of long answers (dapo) something to do.
+    "addition": tuple(
+        Entry("grpo", "addition", (1, 2, 3), 200_000, ("--variant", variant, *ADDITION), variant)
+        for variant in (
+            "reinforce",
+            "rloo",
+            "remax",
+            "grpo",
+            "dr_grpo",
+            "dapo",
+            "gspo",
+            "gspo_token",
+            "reinforce_pp",
+            "reinforce_pp_baseline",
+            "lite_ppo",
+            "cispo",
+            "topr",
+            "gdpo",
+        )
+    ),
     # One part of DQN switched on at a time, and all of them; on the small tasks with five times as many updates as by
     # default, since a fifth of the steps is left.
     "dqn_ablation": tuple(
@@ -115,6 +152,9 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         for label, flags in DQN_PARTS.items()
     ),
 }
+
+# The suite whose (only) run made the model that every run of a suite begins with.
+START = {"addition": "addition_sft"}
 
 FRONT_PAGE = "first_light"  # the suite whose table stands in the README
 
