@@ -45,6 +45,7 @@ Run:    python algos/grpo.py --variant grpo --model results/zoo/addition_sft
 Expect: EXPECT
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -467,6 +468,8 @@ def update(state: TrainState, rollout: Rollout, args: Args, world: World, max_le
     means = dict(zip(names, torch.stack(steps).mean(0), strict=True))
     last_epoch = dict(zip(names, torch.stack(steps[-args.num_minibatches :]).mean(0), strict=True))
     lowest, highest = torch.stack(extremes).unbind(1)
+    if args.kl_coef == 0:
+        del means["losses/ref_kl"]  # there is no reference
     return {
         **means,
         "losses/approx_kl": last_epoch["losses/approx_kl"],
@@ -492,6 +495,8 @@ def minibatch_step(
     divisor = {"token_mean": tokens, "constant": len(index) * max_length}.get(args.aggregate, len(index))
     settings = {name: getattr(args, name) for name in LOSS_FLAGS}
     parameters = optimizer.parameters
+    lowest = -math.inf if args.clip_low is None or args.clip_low >= 1 else math.log1p(-args.clip_low)
+    highest = math.log1p(args.clip_high)
     stats = torch.zeros(len(STATS), device=mask.device)
     extremes = torch.zeros(2, device=mask.device)
     grads = [torch.zeros_like(parameter) for parameter in parameters]
@@ -499,28 +504,25 @@ def minibatch_step(
         rows = rollout.rows(part)
         batch, old_logprob = rows.completions, rows.old_logprob
         out = agent.completion(batch.tokens, batch.attention_mask, batch.mask, args.temperature, entropy=True)
-        loss, logratio = policy_loss(out.logprob, old_logprob, batch.logprob, rows.advantages, batch.mask, **settings)
-        policy = aggregate(loss, batch.mask, args.aggregate, divisor)
-        kl = KL_ESTIMATORS[args.kl_estimator](out.logprob, rows.ref_logprob)
-        if args.kl_estimator == "rk3":
-            kl = kl * (out.logprob - old_logprob).exp()
-        kl_loss = aggregate(kl, batch.mask, args.aggregate, divisor)
-        in_loss = args.kl_coef if args.kl_in_reward == "none" else 0.0
-        entropy = aggregate(out.entropy, batch.mask, "token_mean", tokens)
-        total = policy + in_loss * kl_loss - args.ent_coef * aggregate(out.entropy, batch.mask, args.aggregate, divisor)
-        for grad, new in zip(grads, torch.autograd.grad(total, parameters, materialize_grads=True), strict=True):
+        token_loss, logratio = policy_loss(
+            out.logprob, old_logprob, batch.logprob, rows.advantages, batch.mask, **settings
+        )  # [B, L]
+        policy = aggregate(token_loss, batch.mask, args.aggregate, divisor)
+        entropy = aggregate(out.entropy, batch.mask, args.aggregate, divisor)
+        loss = policy - args.ent_coef * entropy
+        if args.kl_coef > 0 and args.kl_in_reward == "none":
+            kl = KL_ESTIMATORS[args.kl_estimator](out.logprob, rows.ref_logprob)
+            kl = kl * (out.logprob - old_logprob).exp() if args.kl_estimator == "rk3" else kl
+            loss = loss + args.kl_coef * aggregate(kl, batch.mask, args.aggregate, divisor)
+        for grad, new in zip(grads, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
             grad += new
         with torch.no_grad():
-            low = (
-                logratio < torch.log1p(torch.tensor(-args.clip_low)) if args.clip_low else torch.zeros_like(batch.mask)
-            )
-            numbers = (k3(out.logprob, rows.ref_logprob), k3(old_logprob, out.logprob), low,
-                       logratio > torch.log1p(torch.tensor(args.clip_high)), k3(batch.logprob, out.logprob))  # fmt: skip
+            numbers = (k3(out.logprob, rows.ref_logprob), out.entropy, k3(old_logprob, out.logprob), logratio < lowest,
+                       logratio > highest, k3(batch.logprob, out.logprob))  # fmt: skip
             means = [aggregate(x, batch.mask, "token_mean", tokens) for x in numbers]
-            stats += torch.stack([total, policy, means[0], entropy, *means[1:]])
-            extremes = torch.stack(
-                [torch.minimum(extremes[0], logratio.min()), torch.maximum(extremes[1], logratio.max())]
-            )
+            stats += torch.stack([loss, policy, *means])
+            extremes[0].clamp_(max=logratio.min())
+            extremes[1].clamp_(min=logratio.max())
     *grads, stats = world.sum([*grads, stats])
     grads, norm = clip_grad_norm(grads, args.max_grad_norm)
     optimizer.step(grads, learning_rate)

@@ -9,6 +9,7 @@ The temperature divides the logits. Half-precision inputs are computed, and resu
 their inputs' types. There is no second derivative.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -122,23 +123,22 @@ class _FromHidden(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         x = hidden.to(_dtype(hidden, weight)) / temperature  # [R, H]
         chosen = x.new_zeros(len(x))  # logit of the chosen token
-        normalisers, spreads = [], []  # of every piece of the vocabulary, [R] each
-        for rows, columns, _, z in _pieces(x, weight, chunk):
+        # Of every piece of the vocabulary. Made before the loop: small arrays that outlive a step, allocated between
+        # large ones that do not, would scatter the heap and take a multiple of the memory.
+        pieces = math.ceil(len(weight) / _piece_shape(x, weight, chunk)[1])
+        parts, spreads = x.new_empty(2, pieces, len(x))
+        for piece, rows, columns, _, z in _pieces(x, weight, chunk):
             index, inside = _index(ids[rows], columns)
             chosen[rows] += torch.where(inside, z.gather(0, index), 0.0).squeeze(0)
-            if rows.start == 0:
-                normalisers.append(torch.empty_like(chosen))
-                spreads.append(torch.empty_like(chosen) if entropy else None)
-            normalisers[-1][rows], spread = _normaliser_and_entropy(z, 0, entropy)
+            parts[piece, rows], spread = _normaliser_and_entropy(z, 0, entropy)
             if entropy:
-                spreads[-1][rows] = spread
-        parts = torch.stack(normalisers)  # [pieces, R]
+                spreads[piece, rows] = spread
         normaliser = parts.logsumexp(0)  # [R]
         total = None
         if entropy:
             # The entropy of a choice in two steps: first the piece, then the token within it.
             share = parts - normaliser  # log-probability of the piece
-            total = (share.exp() * (torch.stack(spreads) - share)).sum(0)
+            total = (share.exp() * (spreads - share)).sum(0)
         ctx.save_for_backward(hidden, weight, ids, normaliser, total)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
@@ -155,7 +155,7 @@ class _FromHidden(torch.autograd.Function):
             grad_logprob = torch.zeros_like(normaliser)
         grad_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        for rows, columns, head, z in _pieces(x, weight, ctx.chunk):
+        for _, rows, columns, head, z in _pieces(x, weight, ctx.chunk):
             own = grad_logprob[rows]
             z.sub_(normaliser[rows])
             if grad_entropy is None:
@@ -176,21 +176,26 @@ class _FromHidden(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None
 
 
-def _pieces(x: Tensor, weight: Tensor, chunk: int | None) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """(rows, columns, weight[columns], its logits [v, r]), all rows of one piece of the vocabulary together.
+def _piece_shape(x: Tensor, weight: Tensor, chunk: int | None) -> tuple[int, int]:
+    """Rows, and columns of the vocabulary, whose logits are in memory at a time."""
+    height = max(min(chunk or MAX_ROWS, len(x)), 1)
+    return height, min(max(_piece_bytes(x) // (height * x.element_size()), 1), len(weight))
+
+
+def _pieces(x: Tensor, weight: Tensor, chunk: int | None) -> Iterator[tuple[int, slice, slice, Tensor, Tensor]]:
+    """(number of the piece of the vocabulary, rows, columns, weight[columns], logits [v, r]), rows innermost.
 
     Logits stand vocabulary first, which is the faster product: both factors are read along their rows. They share one
     buffer: use them, or write over them, before the next.
     """
-    height = max(min(chunk or MAX_ROWS, len(x)), 1)
-    width = min(max(_piece_bytes(x) // (height * x.element_size()), 1), len(weight))
+    height, width = _piece_shape(x, weight, chunk)
     buffer = x.new_empty(height * width)
-    for columns in _slices(len(weight), width):
+    for piece, columns in enumerate(_slices(len(weight), width)):
         head = weight[columns].to(x.dtype)  # [v, H]
         for rows in _slices(len(x), height):
             block = x[rows]  # [r, H]
             z = buffer[: len(head) * len(block)].view(len(head), len(block))
-            yield rows, columns, head, torch.mm(head, block.t(), out=z)
+            yield piece, rows, columns, head, torch.mm(head, block.t(), out=z)
 
 
 def _positions(logits: Tensor, chunk: int | None) -> list[slice]:
@@ -207,12 +212,14 @@ def _slices(size: int, step: int) -> list[slice]:
 
 
 def _normaliser_and_entropy(z: Tensor, dim: int, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """log Σ exp over ``dim``, the vocabulary, and where asked the entropy of the softmax, for which z is overwritten."""
-    normaliser = z.logsumexp(dim)
+    """log Σ exp over ``dim``, the vocabulary, and where asked the entropy of the softmax. z is overwritten."""
+    highest = z.amax(dim)
+    z.sub_(highest.unsqueeze(dim))
     if not entropy:
-        return normaliser, None
-    z.sub_(normaliser.unsqueeze(dim)).clamp_(min=EXCLUDED)
-    return normaliser, -(z.exp().mul_(z)).sum(dim)
+        return highest + z.exp_().sum(dim).log(), None
+    weights = z.clamp_(min=EXCLUDED).exp()
+    total = weights.sum(dim)
+    return highest + total.log(), total.log() - weights.mul_(z).sum(dim) / total
 
 
 def _logit_gradient(
