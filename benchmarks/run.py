@@ -150,7 +150,10 @@ def line(job: Job) -> str:
     """What a published run scored."""
     summary, run = read_summary(job.published), read_run(job.published)
     train, final = summary["train_last100"]["mean"], summary["final_eval"]["mean"]
-    return f"{job.title}: last episodes {train:.1f}, evaluation {final:.1f}, {run['timing']['wall_clock_s']:.0f} s"
+    digits = 3 if job.entry.is_language else 1
+    episodes = "" if train is None else f"last episodes {train:.{digits}f}, "  # supervised training has none
+    seconds = run["timing"]["wall_clock_s"]
+    return f"{job.title}: {episodes}evaluation {final:.{digits}f}, {seconds:.0f} s"
 
 
 def run_jobs(jobs: list[Job], slots: int, algos: Path = ROOT / "algos") -> int:

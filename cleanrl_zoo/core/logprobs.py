@@ -83,7 +83,7 @@ class _FromLogits(torch.autograd.Function):
             if ids is not None:
                 chosen = z.gather(-1, ids[..., part, None]).squeeze(-1)
             normaliser[..., part], spread = _normaliser_and_entropy(z, -1, entropy=ids is None)
-            result[..., part] = spread if ids is None else (chosen - normaliser[..., part]).clamp(max=0.0)
+            result[..., part] = spread if ids is None else chosen - normaliser[..., part]
         ctx.save_for_backward(logits, ids, normaliser, None if ids is not None else result)
         ctx.temperature, ctx.chunk = temperature, chunk
         return result
@@ -142,7 +142,7 @@ class _FromHidden(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, ids, normaliser, total)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
-        return (chosen - normaliser).clamp(max=0.0), total  # rounding can step over 0
+        return chosen - normaliser, total
 
     @staticmethod
     @once_differentiable

@@ -26,7 +26,7 @@ def truncated_weight(proximal_logprob: Tensor, behavior_logprob: Tensor, cap: fl
 
     Raises ValueError for a cap that is not positive.
     """
-    _positive(cap=cap)
+    _check_cap(cap)
     return _exp(_logratio(proximal_logprob, behavior_logprob)).clamp(max=cap)
 
 
@@ -47,7 +47,7 @@ def sequence_weight(proximal_logprob: Tensor, behavior_logprob: Tensor, mask: Te
 
     Raises ValueError for a cap that is not positive.
     """
-    _positive(cap=cap)
+    _check_cap(cap)
     logratio = _logratio(proximal_logprob, behavior_logprob, mask).sum(-1, keepdim=True)  # [B, 1]
     return torch.where(logratio <= _log(cap), _exp(logratio), 0.0)
 
@@ -56,11 +56,12 @@ def token_veto(proximal_logprob: Tensor, behavior_logprob: Tensor, mask: Tensor,
     """1, or 0 where any token of the sequence has ρ < threshold: [B, 1] (WTRS; threshold 1e-4 … 1e-5).
 
     One token that the trainer finds all but impossible says that its sequence came from another distribution. Raises
-    ValueError for a threshold that is not positive.
+    ValueError for a threshold outside 0 … 1.
     """
-    _positive(threshold=threshold)
+    if not 0 < threshold <= 1:
+        raise ValueError(f"threshold is {threshold}; it must lie above 0 and at most at 1")
     logratio = _logratio(proximal_logprob, behavior_logprob, mask)
-    vetoed = ((logratio < _log(threshold)) & (mask != 0)).any(-1, keepdim=True)  # [B, 1]
+    vetoed = (logratio < _log(threshold)).any(-1, keepdim=True)  # [B, 1]
     return (~vetoed).to(logratio.dtype)
 
 
@@ -96,7 +97,6 @@ def _log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
 
-def _positive(**limits: float) -> None:
-    for name, value in limits.items():
-        if not value > 0:
-            raise ValueError(f"{name} is {value}; it must be positive")
+def _check_cap(cap: float) -> None:
+    if not cap > 0:
+        raise ValueError(f"cap is {cap}; it must be positive")

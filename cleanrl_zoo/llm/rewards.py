@@ -221,7 +221,7 @@ def answer_match(answer: str) -> RewardFunction:
 
 # Arithmetic
 
-_TOKEN = re.compile(r"(?:0|[1-9][0-9]*)(?![0-9])|[-+*/()]")
+_TOKEN = re.compile(r"0|[1-9][0-9]*|[-+*/()]")
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 

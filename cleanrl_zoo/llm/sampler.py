@@ -4,7 +4,8 @@ Each row of the batch is drawn by uniform numbers of its own, one per token, thr
 function. So a sample does not depend on which other rows are in the batch, nor on when they end.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -75,7 +76,6 @@ class Completions:
         return Completions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Completions)))
 
 
-@torch.no_grad()
 def sample(
     model: LanguageModel, prompt_ids: Tensor, prompt_mask: Tensor, group_size: int, max_length: int,
     stop_ids: tuple[int, ...], pad_id: int, noise: Tensor | None, temperature: float = 1.0, top_p: float = 1.0,
@@ -103,18 +103,30 @@ def sample(
         return generate(
             model, prompt_ids, prompt_mask, group_size, max_length, stop_ids, pad_id, noise, temperature, top_p
         )
+    with torch.inference_mode():  # less to do per operation than without gradient, and its tensors can never have one:
+        completions = _sample(
+            model, prompt_ids, prompt_mask, group_size, max_length, stop_ids, pad_id, noise, temperature, top_p
+        )
+    return completions.map(torch.clone)  # so they leave as copies
+
+
+def _sample(
+    model: LanguageModel, prompt_ids: Tensor, prompt_mask: Tensor, group_size: int, max_length: int,
+    stop_ids: tuple[int, ...], pad_id: int, noise: Tensor | None, temperature: float, top_p: float,
+) -> Completions:  # fmt: skip
     device, width = prompt_ids.device, prompt_ids.shape[1]
     cache = _cache(model)
-    attention = torch.cat([prompt_mask.long(), prompt_mask.new_ones(len(prompt_mask), max_length).long()], 1)
     logits = _next_logits(model, cache, **model.inputs(prompt_ids, prompt_mask))  # [N, V]
     group = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # [N·G]
     cache.reorder_cache(group)
-    logits, attention = logits[group], attention[group]
-    position = attention[:, :width].sum(1, keepdim=True)  # [R, 1] of the next token; R rows are still in the batch
+    logits, prompt_ids, prompt_mask = logits[group], prompt_ids[group], prompt_mask[group].bool()
+
+    padded = not bool(prompt_mask.all())  # without padding no mask is needed, and attention is faster
+    attention = torch.nn.functional.pad(prompt_mask.long(), (0, max_length), value=1)  # [R, P + max_length]
+    position = prompt_mask.sum(1, keepdim=True)  # [R, 1] of the next token; R rows are still in the batch
     rows = torch.arange(len(group), device=device)  # [R] their places in the result
     running = torch.ones_like(rows, dtype=torch.bool)  # [R]
-    stops = torch.tensor(stop_ids, device=device)
-
+    stops = torch.tensor(stop_ids, dtype=torch.int64, device=device)
     ids = torch.full((len(group), max_length), pad_id, device=device)
     mask = torch.zeros_like(ids, dtype=torch.bool)
     logprob = torch.zeros(ids.shape, dtype=_exact(logits.dtype), device=device)
@@ -133,18 +145,17 @@ def sample(
             if left <= 0.875 * len(rows):  # dropping rows copies the cache of the others once
                 keep = running.nonzero().squeeze(1)
                 cache.reorder_cache(keep)
-                rows, running, token, position, attention = (
-                    x[keep] for x in (rows, running, token, position, attention)
-                )
-        logits = _next_logits(
-            model, cache, input_ids=token.unsqueeze(1), attention_mask=attention[:, : width + t + 1],
-            **({"position_ids": position + t} if "position_ids" in model.accepts else {}),
-        )  # fmt: skip
+                rows, running, token, position = rows[keep], running[keep], token[keep], position[keep]
+                attention = attention[keep]
+        inputs = {"input_ids": token.unsqueeze(1), "attention_mask": attention[:, : width + t + 1] if padded else None}
+        if "position_ids" in model.accepts:
+            inputs["position_ids"] = position + t
+        with _grouped_attention(model, padded):
+            logits = _next_logits(model, cache, **inputs)
     truncated = torch.zeros(len(group), dtype=torch.bool, device=device)
     truncated[rows] = running
     length = int(mask.any(0).sum())  # of the longest
-    ids, mask, logprob = (x[:, :length] for x in (ids, mask, logprob))
-    return Completions(prompt_ids[group], prompt_mask[group].bool(), ids, mask, logprob, truncated)
+    return Completions(prompt_ids, prompt_mask, ids[:, :length], mask[:, :length], logprob[:, :length], truncated)
 
 
 @torch.no_grad()
@@ -225,7 +236,7 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _next_logits(model: LanguageModel, cache: Any, **inputs: Tensor) -> Tensor:
+def _next_logits(model: LanguageModel, cache: Any, **inputs: Any) -> Tensor:
     """Logits [R, V] of the token after the last column; the cache takes the columns up."""
     if "logits_to_keep" in model.accepts:
         inputs["logits_to_keep"] = 1
@@ -268,6 +279,39 @@ def _cache(model: LanguageModel) -> Any:
     cache = DynamicCache(config=model.config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+@contextlib.contextmanager
+def _grouped_attention(model: LanguageModel, padded: bool) -> Iterator[None]:
+    """On the CPU, lets query heads read the key head that they share, for one new token per row.
+
+    Under a mask, transformers copies keys and values for each query head, which takes longer than attention itself.
+    """
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    shared = getattr(config, "num_key_value_heads", None) not in (None, heads)
+    if not padded or not shared or model.device.type != "cpu" or config._attn_implementation != "sdpa":
+        yield
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register("grouped", _attend)
+    AttentionMaskInterface.register("grouped", sdpa_mask)
+    config._attn_implementation = "grouped"
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
+
+
+def _attend(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    dropout: float = 0.0, scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True)  # [R, heads, 1, dim]
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _check(

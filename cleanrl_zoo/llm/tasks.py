@@ -9,9 +9,11 @@
 
 Options of every spec: `held_out`, how many prompts (for a file: which share) are kept for evaluation and never drawn
 for training; `answer`, how the answer is read from a completion (`rewards.extract_answer`). A model that answers in
-sentences gets `chat`, or a `template` around the prompt, and an answer that is looked for:
+sentences gets `chat`, a `template` around the prompt, and an answer that is looked for:
 
-    make_task("addition:reversed=false,answer=last_number", chat=True)     # "37 + 85 is 122." is right
+    make_task("addition:digits=1,reversed=false,answer=last_number", chat=True, template="Calculate {prompt}")
+
+so that "The sum of 1 + 4 is 5." is right. (SmolLM2-135M-Instruct, sampled at temperature 0.7: 15 of 64.)
 
 Everything random comes from the generator that is passed in, one of the CPU; what is held out is the same in every run.
 """

@@ -66,6 +66,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "charts/unscorable": ("completions", "sampled completions that the reward could not score"),
     "losses/loss": ("1", "the whole loss, of which the gradient is taken"),
     "losses/ref_kl": ("nats", "mean per token of the k3 estimate of KL(policy‖reference)"),
+    "losses/sequence_kl": ("nats", "mean over completions of the summed log(policy/reference), before the update"),
     "losses/sampler_kl": ("nats", "mean per token of the k3 estimate of KL(sampler‖trainer), before the first update"),
     "losses/ratio_min": ("1", "smallest ratio π/π_old of a token; 0.5 to 2 is healthy"),
     "losses/ratio_max": ("1", "largest ratio π/π_old of a token"),

@@ -7,16 +7,23 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from algo_helpers import ROOT, assert_same_run, command, environment, load_algorithm, rows_without_clock, run_file
+from language_helpers import LANGUAGE_FILES
+from language_helpers import assert_same_run as assert_same_language_run
 
 from cleanrl_zoo import zoo
+from cleanrl_zoo.llm import load_language_model
 from cleanrl_zoo.run import parse_args
 
 DEBUG = ("--preset", "debug")
-each_file = pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "algos").glob("*.py")))
+FILES = sorted(path.stem for path in (ROOT / "algos").glob("*.py"))
+each_file = pytest.mark.parametrize("name", FILES)
+control_file = pytest.mark.parametrize("name", [name for name in FILES if name not in LANGUAGE_FILES])
+language_file = pytest.mark.parametrize("name", LANGUAGE_FILES)
 
 
 # The command line
@@ -26,7 +33,10 @@ each_file = pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT /
 def test_help_explains_every_flag(in_tmp, name):
     done = run_file(name, "--help", cwd=in_tmp)
     assert done.returncode == 0 and done.stderr == ""
-    for flag in ("--env", "--seed", "--total-timesteps", "--num-envs", "--vec", "--run-dir", "--resume", "--preset"):
+    own = ("--env", "--total-timesteps", "--num-envs", "--vec")
+    if name in LANGUAGE_FILES:
+        own = ("--model", "--task", "--prompts", "--total-tokens", "--micro-batch", "--lora-rank", "--show-samples")
+    for flag in (*own, "--seed", "--run-dir", "--resume", "--preset"):
         assert flag in done.stdout
     assert list(in_tmp.iterdir()) == []
 
@@ -37,43 +47,78 @@ def test_debug_preset_is_quick_and_complete(in_tmp, name):
     done = run_file(name, *DEBUG, cwd=in_tmp)
     assert done.returncode == 0, done.stderr
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # processor time, since tests run on busy machines; below 5 seconds, and shared caches make a busy core slower
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
+    # processor time, since tests run on busy machines; below 5 seconds (10 with transformers, half of it to import
+    # that), and shared caches make a busy core slower
+    limit = 20 if name in LANGUAGE_FILES else 10
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < limit
     assert "Warning" not in done.stderr and "WARN" not in done.stderr
     assert [path.name for path in in_tmp.iterdir()] == ["runs"]  # no stray files
     (run_dir,) = (in_tmp / "runs" / name).glob("*/*")
     names = {path.name for path in run_dir.iterdir()} - {".lock"}
+    if name in LANGUAGE_FILES:
+        names -= {"pairs.jsonl"}  # of those that make them
     assert names == {"run.json", "metrics.jsonl", "tensorboard", "checkpoints", "policy", "summary.json"}
     rows, summary = rows_without_clock(run_dir), json.loads((run_dir / "summary.json").read_text())
     assert summary["finished"] and summary["global_step"] == rows[-1]["global_step"]
     assert any(tag.startswith("losses/") for tag in rows[0]) and "eval/episodic_return" in rows[-1]
+    returns = summary["final_eval"]["returns"]
+    if name in LANGUAGE_FILES:  # the saved policy is a model that can be trained on
+        agent, tokenizer, _ = load_language_model(str(run_dir / "policy"))
+        assert agent.config.vocab_size == len(tokenizer) and len(returns) > 0
+        return
     assert any("charts/episodic_return" in row for row in rows)
     # the saved policy is the one that was evaluated: in its deterministic mode it plays the very same episodes
-    returns = summary["final_eval"]["returns"]
     assert zoo.evaluate(zoo.load(run_dir / "policy"), len(returns), summary["seed"]).tolist() == returns
 
 
-@each_file
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--env", "NoSuchThing-v4"], ["unknown environment 'NoSuchThing-v4'"]),
-        (["--num-envs", "0"], ["--num-envs 0", "at least 1"]),
-        (["--total-timesteps", "-5"], ["--total-timesteps -5", "at least 1"]),
-        (["--seed", "-1"], ["--seed -1", "at least 0"]),
-        (["--seed", "one"], ["--seed", "one"]),
-        (["--gamma", "1.5"], ["--gamma 1.5", "at most 1"]),
-        (["--learning-rate", "nan"], ["--learning-rate nan", "above 0"]),
-        (["--device", "tpu"], ["--device tpu", "cpu, cuda"]),
-        (["--vec", "threads"], ["vec", "threads"]),
-        (["--preset", "nothing"], ["--preset nothing", "debug"]),
-        (["--resume", "nowhere"], ["--resume nowhere", "no run folder"]),
-        (["--run-dir", "/proc/nowhere"], ["--run-dir /proc/nowhere", "cannot be written"]),
-        (["--no-such-flag", "1"], ["no-such-flag"]),
-    ],
-    ids=lambda value: value[0] if value[0].startswith("--") else "",
-)
+BAD = [
+    (["--seed", "-1"], ["--seed -1", "at least 0"]),
+    (["--seed", "one"], ["--seed", "one"]),
+    (["--learning-rate", "nan"], ["--learning-rate nan", "above 0"]),
+    (["--device", "tpu"], ["--device tpu", "cpu, cuda"]),
+    (["--preset", "nothing"], ["--preset nothing", "debug"]),
+    (["--resume", "nowhere"], ["--resume nowhere", "no run folder"]),
+    (["--run-dir", "/proc/nowhere"], ["--run-dir /proc/nowhere", "cannot be written"]),
+    (["--no-such-flag", "1"], ["no-such-flag"]),
+]
+BAD_CONTROL = [
+    (["--env", "NoSuchThing-v4"], ["unknown environment 'NoSuchThing-v4'"]),
+    (["--num-envs", "0"], ["--num-envs 0", "at least 1"]),
+    (["--total-timesteps", "-5"], ["--total-timesteps -5", "at least 1"]),
+    (["--gamma", "1.5"], ["--gamma 1.5", "at most 1"]),
+    (["--vec", "threads"], ["vec", "threads"]),
+]
+BAD_LANGUAGE = [
+    (["--model", "no/such/folder/here"], ["no/such/folder/here"]),
+    (["--task", "additoin"], ["additoin", "nearest: addition"]),
+    (["--total-tokens", "-5"], ["--total-tokens -5", "at least 1"]),
+    (["--micro-batch", "0"], ["--micro-batch 0", "at least 1"]),
+    (["--max-length", "300"], ["300", "256"]),
+    (["--compile"], ["--compile", "leave it out"]),
+    (["--dtype", "float16"], ["dtype", "float16"]),
+    (["--prompts", "nowhere.jsonl"], ["nowhere.jsonl"]),
+    (["--reward", "no_such_module_here:score"], ["no_such_module_here"]),
+]
+
+
+def named(value: list[str]) -> str:
+    return value[0] if value[0].startswith("--") else ""
+
+
+@control_file
+@pytest.mark.parametrize("flags, words", [*BAD, *BAD_CONTROL], ids=named)
 def test_bad_input_is_one_line_and_exit_code_2(in_tmp, capsys, name, flags, words):
+    assert_refused(in_tmp, capsys, name, flags, words)
+
+
+@language_file
+@pytest.mark.parametrize("flags, words", [*BAD, *BAD_LANGUAGE], ids=named)
+def test_bad_input_to_a_language_file_is_one_line_and_exit_code_2(in_tmp, capsys, name, flags, words):
+    assert_refused(in_tmp, capsys, name, flags, words)
+
+
+def assert_refused(in_tmp: Path, capsys: pytest.CaptureFixture, name: str, flags: list[str], words: list[str]) -> None:
+    """One line that holds `words`, exit code 2, and nothing written."""
     module = load_algorithm(name)
     with pytest.raises(SystemExit) as stop:
         module.main(parse_args(module.Args, module.PRESETS, [*(DEBUG if "--preset" not in flags else ()), *flags]))
@@ -98,18 +143,39 @@ def test_same_seed_same_log_and_other_seed_other_log(in_tmp, name):
     module = load_algorithm(name)
     for folder, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         module.main(parse_args(module.Args, module.PRESETS, [*DEBUG, "--seed", seed, "--run-dir", folder]))
-    assert_same_run(in_tmp / "a", in_tmp / "b")
+    same_run(name)(in_tmp / "a", in_tmp / "b")
     assert rows_without_clock(in_tmp / "a") != rows_without_clock(in_tmp / "c")
+
+
+def same_run(name: str) -> Callable[[Path, Path], None]:
+    """What compares two runs of that file."""
+    return assert_same_language_run if name in LANGUAGE_FILES else assert_same_run
 
 
 # Resume
 
 LONG = (*DEBUG, "--total-timesteps", "8192", "--checkpoint-every", "1024", "--eval-every", "2048")
+# a reward of which a model with random weights gets some: the share of ASCII in what it writes
+LONG_LANGUAGE = (*DEBUG, "--total-tokens", "1536", "--checkpoint-every", "192", "--eval-every", "384",
+                 "--reward", "paid:share")  # fmt: skip
+PAID = """def share(prompt, completion, **columns):
+    return sum(character < "\\x80" for character in completion) / max(len(completion), 1)
+"""
+# each of the others has a test of its own of a run that is resumed
+KILLED = [
+    name if name in ("grpo", "llm_sft") else pytest.param(name, marks=pytest.mark.slow) for name in LANGUAGE_FILES
+]
 
 
-@each_file
+@control_file
 def test_a_kill_at_a_random_moment_changes_nothing(in_tmp, name):
     assert_kills_change_nothing(in_tmp, name, 1)
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_kill_of_a_language_file_changes_nothing(in_tmp, name):
+    (in_tmp / "paid.py").write_text(PAID)
+    assert_kills_change_nothing(in_tmp, name, 1, LONG_LANGUAGE)
 
 
 @pytest.mark.slow
@@ -118,11 +184,11 @@ def test_five_kills_at_random_moments_change_nothing(in_tmp, name):
     assert_kills_change_nothing(in_tmp, name, 5)
 
 
-def assert_kills_change_nothing(in_tmp: Path, name: str, kills: int) -> None:
+def assert_kills_change_nothing(in_tmp: Path, name: str, kills: int, long: tuple[str, ...] = LONG) -> None:
     """A run in a process of its own against one that is killed and resumed `kills` times."""
-    assert run_file(name, *LONG, "--run-dir", "whole", cwd=in_tmp).returncode == 0
+    assert run_file(name, *long, "--run-dir", "whole", cwd=in_tmp).returncode == 0
     seconds = json.loads((in_tmp / "whole/summary.json").read_text())["wall_clock_s"]
-    moments, flags, killed = random.Random(0), [*LONG, "--run-dir", "killed"], 0
+    moments, flags, killed = random.Random(0), [*long, "--run-dir", "killed"], 0
     log = in_tmp / "killed/metrics.jsonl"
     while not (in_tmp / "killed/summary.json").exists():
         rows = log.read_bytes().count(b"\n") if log.exists() else 0
@@ -137,11 +203,11 @@ def assert_kills_change_nothing(in_tmp: Path, name: str, kills: int) -> None:
         assert process.returncode in (0, -signal.SIGKILL), err
         flags = ["--resume", "killed"]
     assert killed == kills
-    assert_same_run(in_tmp / "whole", in_tmp / "killed")
+    same_run(name)(in_tmp / "whole", in_tmp / "killed")
 
 
 @pytest.mark.slow
-@each_file
+@control_file
 def test_a_compiled_run_resumes_bit_equal_too(in_tmp, name):
     flags = (*DEBUG, "--compile", "--checkpoint-every", "256", "--run-dir", "whole")
     assert run_file(name, *flags, cwd=in_tmp).returncode == 0

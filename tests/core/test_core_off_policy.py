@@ -128,7 +128,8 @@ def test_bad_requests_say_what_is_allowed():
         truncated_weight(square, square, 0)
     with pytest.raises(ValueError, match="cap is -1"):
         sequence_weight(square, square, square, -1)
-    with pytest.raises(ValueError, match="threshold is 0"):
-        token_veto(square, square, square, 0)
+    for threshold in (0, 1.5):
+        with pytest.raises(ValueError, match=f"threshold is {threshold}"):
+            token_veto(square, square, square, threshold)
     with pytest.raises(ValueError, match="band is 2.0 … 1.0"):
         banded_weight(square, square, 2.0, 1.0)
