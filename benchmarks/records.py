@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from suites import SUITES, Entry
 
-from cleanrl_zoo.run.arguments import exit_with
+from cleanrl_zoo.run.arguments import exit_with, folder_name
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_POINTS = 1000
@@ -46,7 +46,7 @@ def source(suite_name: str, entry: Entry, seed: int) -> tuple[Path, Entry]:
     for other in SUITES.get(suite_name, ()):
         if (other.name, other.env) == (entry.longer, entry.env) and seed in other.seeds:
             return source(suite_name, other, seed)
-    return Path(entry.results or suite_name) / entry.name / entry.env / f"seed_{seed}", entry
+    return Path(entry.results or suite_name) / entry.name / folder_name(entry.env) / f"seed_{seed}", entry
 
 
 def check_made_as_asked(folder: Path, entry: Entry, seed: int) -> None:

@@ -35,7 +35,7 @@ from speed import table as speed_table
 from suites import FRONT_PAGE, OTHER_VERSIONS, PUBLISHED_NAMES, Entry
 
 from cleanrl_zoo.core.statistics import interquartile_mean, probability_of_improvement, stratified_bootstrap
-from cleanrl_zoo.run.arguments import usage_errors
+from cleanrl_zoo.run.arguments import folder_name, usage_errors
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 FREE_ARGS = ("seed", "track")  # what may differ between the seeds of one setting
@@ -108,7 +108,7 @@ def read_group(results: Path, name: str, entry: Entry) -> Group:
     """
     group = Group(entry, name in OTHER_VERSIONS)
     places = {seed: source(name, entry, seed) for seed in entry.seeds}
-    own = Path(name) / entry.name / entry.env
+    own = Path(name) / entry.name / folder_name(entry.env)
     odd = {path.relative_to(results) for path in (results / own).glob("seed_*")} - {path for path, _ in places.values()}
     if odd:
         names = ", ".join(sorted(path.name for path in odd))

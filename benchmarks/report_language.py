@@ -14,6 +14,7 @@ from records import read_summary
 from suites import START, SUITES, Entry
 
 from cleanrl_zoo.core.statistics import interquartile_mean, stratified_bootstrap
+from cleanrl_zoo.run.arguments import folder_name
 
 REPS = 10_000  # redraws of a bootstrap interval
 
@@ -29,7 +30,7 @@ def start_score(results: Path, name: str) -> float | None:
     if name not in START:
         return None
     entry: Entry = SUITES[START[name]][0]
-    folder = results / START[name] / entry.name / entry.env / f"seed_{entry.seeds[0]}"
+    folder = results / START[name] / entry.name / folder_name(entry.env) / f"seed_{entry.seeds[0]}"
     return read_summary(folder)["final_eval"]["mean"] if (folder / "summary.json").exists() else None
 
 

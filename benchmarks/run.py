@@ -31,7 +31,7 @@ from records import (
 )
 from suites import Entry
 
-from cleanrl_zoo.run.arguments import usage_errors
+from cleanrl_zoo.run.arguments import folder_name, usage_errors
 
 BENCHMARKS = Path(__file__).parent
 STOP_SECONDS = 60  # what a run may take to stop after Ctrl-C before it is killed; its last checkpoint stays
@@ -258,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
             for entry in entries:
                 runs = [job.run_dir for job in jobs if job.entry == entry and (job.run_dir / "summary.json").exists()]
                 if runs and not entry.is_peer:
-                    folder = args.results.resolve() / "zoo" / entry.name / entry.env
+                    folder = args.results.resolve() / "zoo" / entry.name / folder_name(entry.env)
                     print(f"{folder}: from {publish_policy(runs, folder)}")
         return 0
     listen()

