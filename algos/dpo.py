@@ -518,7 +518,7 @@ def main(args: Args) -> None:
         if args.show_samples:
             run.progress.message(sample_table(held_out, task.reward_names, args.show_samples))
             write_samples(run.run_dir / "samples", state.global_step, held_out, task.reward_names, args.show_samples)
-        return held_out.total.numpy(), held_out.lengths.numpy()
+        return held_out.results()
 
     with Run(args, source, evaluate, world) as run:
         for note in notes:

@@ -42,7 +42,8 @@ Deviations, each with its reason:
 This file is longer than 300 lines because the fourteen variants are settings of one loop, to be compared line by line.
 
 Run:    python algos/grpo.py --variant grpo --model results/zoo/addition_sft
-Expect: EXPECT
+Expect: 0.925 ± 0.006 on held-out sums (start: 0.180) after 200,000 tokens, three seeds, a minute on one core;
+        with `--max-length 8 --total-tokens 200000`, as results/addition has it for every variant.
 """
 
 import math
@@ -78,7 +79,7 @@ from cleanrl_zoo.core import (
     truncated_weight,
 )
 from cleanrl_zoo.llm import Completions, LanguageModel, PromptSource, Reference, load_language_model, make_task
-from cleanrl_zoo.llm.evaluation import evaluate_held_out, sample_table, write_samples
+from cleanrl_zoo.llm.evaluation import describe_completions, evaluate_held_out, sample_table, write_samples
 from cleanrl_zoo.nn import Adam, clip_grad_norm
 from cleanrl_zoo.run import LanguageArgs, Run, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check
@@ -251,13 +252,22 @@ class Groups:
     greedy: Tensor  # [P] reward of the greedy completion; zeros where nobody asks
     keep: Tensor  # [P] whether the group is learned from, given others to take its place
 
+    @property
+    def scored(self) -> Tensor:
+        """Which completions have a score, and their group a baseline, [P, G]."""
+        return ~self.rewards.isnan().any(-1) & ~self.greedy.isnan().unsqueeze(1)
+
+    @classmethod
+    def all_of(cls, drawn: list["Groups"], pad_id: int) -> "Groups":
+        """All groups of several draws as one."""
+        completions = Completions.cat([groups.completions for groups in drawn], pad_id)
+        rest = (torch.cat([getattr(groups, name) for groups in drawn]) for name in ("rewards", "greedy", "keep"))
+        return cls(completions, *rest)
+
     @classmethod
     def first_kept(cls, drawn: list["Groups"], count: int, pad_id: int) -> "Groups":
         """The first `count` groups to keep; where there are too few, also some of the others."""
-        whole = cls(
-            Completions.cat([groups.completions for groups in drawn], pad_id),
-            *(torch.cat([getattr(groups, name) for groups in drawn]) for name in ("rewards", "greedy", "keep")),
-        )
+        whole = cls.all_of(drawn, pad_id)
         chosen = torch.argsort(~whole.keep, stable=True)[:count]  # [P] kept ones first, in the order of drawing
         group_size = whole.rewards.shape[1]
         rows = (chosen.unsqueeze(1) * group_size + torch.arange(group_size)).flatten()
@@ -298,51 +308,44 @@ def collect(state: TrainState, source: PromptSource, sampler: LanguageModel, arg
             greedy = source.total(their_rewards).squeeze(1)  # [P]
         total = source.total(rewards)  # [P, G]
         source.record(total.flatten(), completions.lengths)
-        differ = total.nan_to_num(-torch.inf).amax(1) > total.nan_to_num(torch.inf).amin(1)  # [P]
+        paid = payment(rewards, source, args)  # [P, G]
+        differ = paid.nan_to_num(-torch.inf).amax(1) > paid.nan_to_num(torch.inf).amin(1)  # [P]
         drawn.append(Groups(completions, rewards, greedy, differ | (not args.dynamic_sampling)))
         kept += int(drawn[-1].keep.sum())
     return Groups.first_kept(drawn, args.num_prompts, source.tokenizer.pad_token_id), describe(drawn, source)
 
 
+def payment(rewards: Tensor, source: PromptSource, args: Args) -> Tensor:
+    """What each completion is paid, [P, G], of its rewards [P, G, K]; NaN: unscorable."""
+    if args.conditional_rewards:
+        rewards = torch.cat([rewards[..., :1], conditional_reward(rewards[..., 1:], rewards[..., :1])], -1)
+    return source.total(rewards)
+
+
 def describe(drawn: list[Groups], source: PromptSource) -> dict[str, float | Tensor]:
     """What the sampled completions were like, those of dropped groups too."""
-    rewards = torch.cat([groups.rewards for groups in drawn])  # [P, G, K]
-    total, scored = source.total(rewards), ~rewards.isnan().any(-1)  # [P, G]
-    lengths = torch.cat([groups.completions.lengths.view(groups.rewards.shape[:2]) for groups in drawn]).double()
-    first = rewards[..., 0]
-    right = scored & (first == torch.where(scored, first, -torch.inf).amax())
+    whole = Groups.all_of(drawn, pad_id=0)  # nothing is decoded here
+    total, scored = source.total(whole.rewards), ~whole.rewards.isnan().any(-1)  # [P, G]
     top, bottom = torch.where(scored, total, -torch.inf), torch.where(scored, total, torch.inf)
     highest, lowest = top.amax(1), bottom.amin(1)  # [P]
     vary = top.amax() > bottom.amin()
-    components = {f"rewards/{name}": masked_mean(rewards[..., k].nan_to_num(0.0), scored)
-                  for k, name in enumerate(source.task.reward_names)}  # fmt: skip
+    names = source.task.reward_names
     return {
-        **components,
-        "charts/reward_mean": masked_mean(total.nan_to_num(0.0), scored),
-        "charts/reward_std": masked_std(total.nan_to_num(0.0), scored),
-        "charts/success": masked_mean(first.nan_to_num(0.0), scored),
-        "charts/completion_length": lengths.mean(),
-        "charts/completion_length_max": lengths.max(),
-        "charts/length_right": masked_mean(lengths, right),
-        "charts/length_wrong": masked_mean(lengths, scored & ~right),
-        "charts/truncated_frac": torch.cat([groups.completions.truncated for groups in drawn]).double().mean(),
+        **describe_completions(whole.completions, whole.rewards.flatten(0, 1), total.flatten(), names),
         "charts/zero_std_groups": (highest <= lowest).double().mean(),
         "charts/groups_all_right": ((lowest == top.amax()) & vary).double().mean(),
         "charts/groups_all_wrong": ((highest == bottom.amin()) & vary).double().mean(),
-        "charts/dropped_groups": 1 - torch.cat([groups.keep for groups in drawn]).double().mean(),
-        "charts/unscorable": (~scored).sum().double(),
+        "charts/dropped_groups": 1 - whole.keep.double().mean(),
     }
 
 
 def credit(groups: Groups, source: PromptSource, old_logprob: Tensor, ref_logprob: Tensor, args: Args) -> Tensor:
     """The advantage of every token, [B, L]: from rewards to credit, as the variant has it."""
-    completions, prompts = groups.completions, len(groups.rewards)
-    mask, device = completions.mask, old_logprob.device
-    scored = ~groups.rewards.isnan().any(-1)  # [P, G]
+    completions, device = groups.completions, old_logprob.device
+    scored = groups.scored  # [P, G]
+    mask = completions.mask & scored.reshape(-1, 1).to(device)  # [B, L] a completion without a score takes no part
     rewards = groups.rewards.nan_to_num(0.0)  # [P, G, K]
-    if args.conditional_rewards:
-        rewards = torch.cat([rewards[..., :1], conditional_reward(rewards[..., 1:], rewards[..., :1])], -1)
-    total = source.total(rewards)  # [P, G]
+    total = payment(rewards, source, args)  # [P, G]
     if args.overlong == "soft":
         cache = args.overlong_cache or max(source.max_length // 5, 1)
         total = total + overlong_penalty(completions.lengths, source.max_length, cache).view_as(total).to(total)
@@ -355,7 +358,7 @@ def credit(groups: Groups, source: PromptSource, old_logprob: Tensor, ref_logpro
     elif args.baseline == "leave_one_out":
         advantages = leave_one_out(total, scored)
     elif args.baseline == "greedy":
-        advantages = total - groups.greedy.unsqueeze(1)
+        advantages = total - groups.greedy.nan_to_num(0.0).unsqueeze(1)
     elif args.baseline == "batch":
         advantages = total - masked_mean(total, scored)
     elif args.baseline == "gdpo":
@@ -370,7 +373,7 @@ def credit(groups: Groups, source: PromptSource, old_logprob: Tensor, ref_logpro
         zero = torch.zeros_like(token_kl)
         tokens = tokens - args.kl_coef * discounted_returns(token_kl, zero, zero, zero, 1.0, dim=1)
     if args.whiten == "tokens":
-        tokens = normalize(tokens, mask & scored.reshape(prompts * args.group_size, 1).to(device))
+        tokens = normalize(tokens, mask)
     return tokens
 
 
@@ -378,9 +381,10 @@ def prepare(
     groups: Groups, source: PromptSource, agent: LanguageModel, reference: Reference | None, args: Args
 ) -> tuple[Rollout, dict[str, Tensor]]:
     """Log-probs of trainer and reference before the first update, and advantages."""
-    completions = groups.completions
+    completions, learned = groups.completions, groups.scored.reshape(-1).to(groups.completions.mask.device)  # [B]
     if args.overlong == "filter":  # after scoring: a cut completion still counts in its group's baseline
-        completions = replace(completions, mask=completions.mask & ~completions.truncated.unsqueeze(1))
+        learned = learned & ~completions.truncated
+    completions = replace(completions, mask=completions.mask & learned.unsqueeze(1))
     old_logprob = ref_logprob = completions.logprob  # [B, L]
     if args.sampler_dtype != args.dtype:
         old_logprob = in_parts(agent, completions, args)
@@ -500,7 +504,7 @@ def minibatch_step(
     stats = torch.zeros(len(STATS), device=mask.device)
     extremes = torch.zeros(2, device=mask.device)
     grads = [torch.zeros_like(parameter) for parameter in parameters]
-    for part in index[world.slice(len(index))].split(args.micro_batch):
+    for part in world.parts(index, args.micro_batch):
         rows = rollout.rows(part)
         batch, old_logprob = rows.completions, rows.old_logprob
         out = agent.completion(batch.tokens, batch.attention_mask, batch.mask, args.temperature, entropy=True)
@@ -543,6 +547,9 @@ def main(args: Args) -> None:
         )
         if args.num_prompts % world.size:
             raise ValueError(f"--num-prompts {args.num_prompts}: must be a multiple of the {world.size} ranks")
+        if args.overlong_cache > source.max_length:
+            limit = f"a completion has at most {source.max_length} tokens (--max-length)"
+            raise ValueError(f"--overlong-cache {args.overlong_cache}: {limit}; give at most that")
         source.held_out(1)
     reference = agent.reference() if args.kl_coef > 0 else None  # the model as it was given
     sampler = agent.sampler_copy(args.sampler_dtype)
@@ -555,7 +562,7 @@ def main(args: Args) -> None:
         if args.show_samples:
             run.progress.message(sample_table(held_out, task.reward_names, args.show_samples))
             write_samples(run.run_dir / "samples", state.global_step, held_out, task.reward_names, args.show_samples)
-        return held_out.total.numpy(), held_out.lengths.numpy()
+        return held_out.results()
 
     with Run(args, source, evaluate, world) as run:
         state = run.resume_or(lambda: TrainState.create(args, agent))

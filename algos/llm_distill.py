@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cleanrl_zoo.core import Categorical, aggregate, categorical_kl, clipped_surrogate, k3, masked_mean, masked_std
+from cleanrl_zoo.core import Categorical, aggregate, categorical_kl, clipped_surrogate, k3
 from cleanrl_zoo.llm import Completions, LanguageModel, PromptSource, load_language_model, make_task, sample
-from cleanrl_zoo.llm.evaluation import evaluate_held_out, sample_table, write_samples
+from cleanrl_zoo.llm.evaluation import describe_completions, evaluate_held_out, sample_table, write_samples
 from cleanrl_zoo.nn import Adam, clip_grad_norm
 from cleanrl_zoo.run import LanguageArgs, Run, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check
@@ -182,21 +182,10 @@ def collect(
     sampler = teacher if args.form == "forward" else state.agent
     completions, rewards = source.complete(sampler, *prompts, noise, args.temperature)  # rewards [P, G, K]
     state.global_step += int(completions.mask.sum())
-    total, lengths = source.total(rewards).flatten(), completions.lengths.double()  # [B]
+    rewards = rewards.flatten(0, 1)  # [B, K]
+    total = source.total(rewards)  # [B]
     source.record(total, completions.lengths)
-    scored = ~rewards.flatten(0, 1).isnan().any(-1)  # [B]
-    components = {f"rewards/{name}": masked_mean(rewards[..., k].flatten().nan_to_num(0.0), scored)
-                  for k, name in enumerate(source.task.reward_names)}  # fmt: skip
-    return completions, {
-        **components,
-        "charts/reward_mean": masked_mean(total.nan_to_num(0.0), scored),
-        "charts/reward_std": masked_std(total.nan_to_num(0.0), scored),
-        "charts/success": components[f"rewards/{source.task.reward_names[0]}"],
-        "charts/completion_length": lengths.mean(),
-        "charts/completion_length_max": lengths.max(),
-        "charts/truncated_frac": completions.truncated.double().mean(),
-        "charts/unscorable": (~scored).sum().double(),
-    }
+    return completions, describe_completions(completions, rewards, total, source.task.reward_names)
 
 
 def token_losses(
@@ -260,7 +249,7 @@ def minibatch_step(
     parameters = optimizer.parameters
     stats = torch.zeros(len(STATS), device=tokens.device)
     grads = [torch.zeros_like(parameter) for parameter in parameters]
-    for part in index[world.slice(len(index))].split(args.micro_batch):
+    for part in world.parts(index, args.micro_batch):
         batch = completions.rows(part)
         loss, kl, entropy, logratio = token_losses(agent, teacher, batch, args)
         mean_loss = aggregate(loss, batch.mask, "token_mean", tokens)
@@ -328,7 +317,7 @@ def main(args: Args) -> None:
         if args.show_samples:
             run.progress.message(sample_table(held_out, task.reward_names, args.show_samples))
             write_samples(run.run_dir / "samples", state.global_step, held_out, task.reward_names, args.show_samples)
-        return held_out.total.numpy(), held_out.lengths.numpy()
+        return held_out.results()
 
     with Run(args, source, evaluate, world) as run:
         state = run.resume_or(lambda: TrainState.create(args, agent))

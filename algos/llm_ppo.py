@@ -51,7 +51,7 @@ from cleanrl_zoo.core import (
     normalize,
 )
 from cleanrl_zoo.llm import Completions, LanguageModel, PromptSource, Reference, load_language_model, make_task
-from cleanrl_zoo.llm.evaluation import evaluate_held_out, sample_table, write_samples
+from cleanrl_zoo.llm.evaluation import describe_completions, evaluate_held_out, sample_table, write_samples
 from cleanrl_zoo.llm.pairs import final_values, load_reward_model
 from cleanrl_zoo.nn import Adam, clip_grad_norm
 from cleanrl_zoo.run import LanguageArgs, Run, parse_args, torch_generator, usage_errors
@@ -129,8 +129,9 @@ class Args(LanguageArgs):
 
 
 PRESETS = {
-    "debug": {"model": "tiny", "total_tokens": 256, "num_prompts": 16, "eval_episodes": 8, "checkpoint_every": 128,
-              "log_every": 64},
+    # the entropy bonus gives it something to learn where random bytes never get a reward
+    "debug": {"model": "tiny", "total_tokens": 256, "num_prompts": 16, "ent_coef": 0.01, "eval_episodes": 8,
+              "checkpoint_every": 128, "log_every": 64},
 }  # fmt: skip
 
 
@@ -208,33 +209,11 @@ def collect(
     scores = source.total(rewards)  # [B]
     source.record(scores, completions.lengths)
     if reward_model is not None:
-        share, pad_id = torch.arange(len(scores))[world.slice(len(scores))], source.tokenizer.pad_token_id
+        parts, pad_id = world.parts(torch.arange(len(scores)), args.micro_batch), source.tokenizer.pad_token_id
         with torch.no_grad():
-            parts = [final_values(reward_model, completions.rows(few), pad_id) for few in share.split(args.micro_batch)]
-        scores = world.gather(torch.cat(parts)).to(scores)
-    return completions, scores, describe(completions, rewards, scores, source)
-
-
-def describe(completions: Completions, rewards: Tensor, scores: Tensor, source: PromptSource) -> dict[str, Tensor]:
-    """What the completions were like: the task's rewards [B, K], the scores [B] that are learned from, lengths."""
-    scored, judged = ~scores.isnan(), ~rewards.isnan().any(-1)  # [B]
-    first, known = rewards[:, 0].nan_to_num(0.0), scores.nan_to_num(0.0)
-    right = judged & (first == torch.where(judged, first, -torch.inf).amax())
-    lengths = completions.lengths.to(known)
-    components = {f"rewards/{name}": masked_mean(rewards[:, k].nan_to_num(0.0), judged)
-                  for k, name in enumerate(source.task.reward_names)}  # fmt: skip
-    return {
-        **components,
-        "charts/reward_mean": masked_mean(known, scored),
-        "charts/reward_std": masked_std(known, scored),
-        "charts/success": masked_mean(first, judged),
-        "charts/completion_length": lengths.mean(),
-        "charts/completion_length_max": lengths.max(),
-        "charts/length_right": masked_mean(lengths, right),
-        "charts/length_wrong": masked_mean(lengths, judged & ~right),
-        "charts/truncated_frac": completions.truncated.double().mean(),
-        "charts/unscorable": (~scored).sum().double(),
-    }
+            values = [final_values(reward_model, completions.rows(few), pad_id) for few in parts]
+        scores = world.gather(torch.cat(values)).to(scores)
+    return completions, scores, describe_completions(completions, rewards, scores, source.task.reward_names)
 
 
 def credit(
@@ -269,7 +248,7 @@ def before_update(
     logprob, ref_logprob, values = torch.zeros(3, *mask.shape, device=mask.device)
     final = torch.zeros(len(mask), device=mask.device)
     share = world.slice(len(mask))
-    for index in torch.arange(len(mask))[share].split(args.micro_batch):
+    for index in world.parts(torch.arange(len(mask)), args.micro_batch):
         rows = completions.rows(index)
         texts, width = (rows.tokens, rows.attention_mask, rows.mask, args.temperature), rows.ids.shape[1]
         out = agent.completion(*texts, value=critic is None)
@@ -365,7 +344,7 @@ def minibatch_step(
     parameters = optimizer.parameters
     stats, extremes = (torch.zeros(size, device=tokens.device) for size in (len(STATS), 2))
     grads = [torch.zeros_like(parameter) for parameter in parameters]
-    for part in index[world.slice(len(index))].split(args.micro_batch):
+    for part in world.parts(index, args.micro_batch):
         rows = rollout.rows(part)
         batch = rows.completions
         texts = (batch.tokens, batch.attention_mask, batch.mask, args.temperature)
@@ -424,7 +403,7 @@ def main(args: Args) -> None:
         if args.show_samples:
             run.progress.message(sample_table(held_out, task.reward_names, args.show_samples))
             write_samples(run.run_dir / "samples", state.global_step, held_out, task.reward_names, args.show_samples)
-        return held_out.total.numpy(), held_out.lengths.numpy()
+        return held_out.results()
 
     with Run(args, source, evaluate, world) as run:
         state = run.resume_or(lambda: TrainState.create(args, agent, critic))

@@ -158,8 +158,7 @@ def update(
     stats = torch.zeros(len(STATS), device=agent.device)
     agreed = torch.zeros(pairs, device=agent.device)  # [M]
     grads = [torch.zeros_like(parameter) for parameter in parameters]
-    share = torch.arange(pairs, device=agent.device)[world.slice(pairs)]
-    for part in share.split(args.micro_batch // 2) if len(share) else ():
+    for part in world.parts(torch.arange(pairs, device=agent.device), args.micro_batch // 2):
         few = completions.rows((2 * part.unsqueeze(1) + torch.arange(2, device=agent.device)).flatten())
         chosen, rejected = score(agent, few, pad_id)
         loss = bradley_terry(chosen, rejected, difference[part] if args.margin else 0.0, args.center_coef)

@@ -258,7 +258,7 @@ def _check(
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}; it must be at least 1, or None")
     if inputs.dim() < 2:
-        raise ValueError(f"logits have shape {list(inputs.shape)}; give [..., L, V]")
+        raise ValueError(f"logits or hidden rows have shape {list(inputs.shape)}; give [..., L, V] or [..., R, H]")
     if ids is None:
         return
     if inputs.shape[:-1] != ids.shape:

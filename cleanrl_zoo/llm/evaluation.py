@@ -4,13 +4,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cleanrl_zoo.core.reduce import masked_mean, masked_std
 from cleanrl_zoo.llm.models import LanguageModel
-from cleanrl_zoo.llm.sampler import sample
+from cleanrl_zoo.llm.sampler import Completions, sample
 from cleanrl_zoo.llm.source import PromptSource
-from cleanrl_zoo.llm.tasks import Example
+from cleanrl_zoo.llm.tasks import Example, RewardError
 
 
 @dataclass
@@ -22,6 +24,17 @@ class HeldOut:
     rewards: Tensor  # [B, K], NaN: unscorable
     total: Tensor  # [B]
     lengths: Tensor  # [B] tokens
+
+    def results(self) -> tuple[np.ndarray, np.ndarray]:
+        """Total rewards and lengths of the completions that could be scored.
+
+        Raises:
+            RewardError: when none could.
+        """
+        scored = ~self.total.isnan()
+        if not scored.any():
+            raise RewardError(f"none of {len(self.texts)} held-out completions could be scored")
+        return self.total[scored].numpy(), self.lengths[scored].numpy()
 
 
 def evaluate_held_out(
@@ -51,6 +64,32 @@ def evaluate_held_out(
         lengths.append(completions.lengths.cpu())
     scores = torch.cat(rewards)
     return HeldOut(examples, texts, scores, source.total(scores), torch.cat(lengths))
+
+
+def describe_completions(
+    completions: Completions, rewards: Tensor, total: Tensor, names: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """What sampled completions were like, by the names of run/metrics.py.
+
+    rewards: [B, K], the first of which verifies the answer; NaN: unscorable. total: [B], what is learned from.
+    """
+    scored, judged = ~total.isnan(), ~rewards.isnan().any(-1)  # [B]
+    known, first = total.nan_to_num(0.0), rewards[:, 0].nan_to_num(0.0)  # [B]
+    right = judged & (first == torch.where(judged, first, -torch.inf).amax())
+    lengths = completions.lengths.to(known)
+    components = {f"rewards/{name}": masked_mean(rewards[:, k].nan_to_num(0.0), judged) for k, name in enumerate(names)}
+    return {
+        **components,
+        "charts/reward_mean": masked_mean(known, scored),
+        "charts/reward_std": masked_std(known, scored),
+        "charts/success": masked_mean(first, judged),
+        "charts/completion_length": lengths.mean(),
+        "charts/completion_length_max": lengths.max(),
+        "charts/length_right": masked_mean(lengths, right),
+        "charts/length_wrong": masked_mean(lengths, judged & ~right),
+        "charts/truncated_frac": completions.truncated.to(known).mean(),
+        "charts/unscorable": (~scored).to(known).sum(),
+    }
 
 
 def sample_table(held_out: HeldOut, names: tuple[str, ...], count: int, width: int = 100) -> str:

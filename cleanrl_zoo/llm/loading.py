@@ -9,7 +9,6 @@ import torch
 from cleanrl_zoo.llm.models import LanguageModel, load_model, tiny_llama
 from cleanrl_zoo.llm.tokenizer import byte_tokenizer, load_tokenizer, stop_ids
 
-
 PACKAGE = "package:"
 
 

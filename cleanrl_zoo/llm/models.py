@@ -327,7 +327,14 @@ class LanguageModel(nn.Module):
             shutil.rmtree(path, ignore_errors=True)
         temporary.parent.mkdir(parents=True, exist_ok=True)
         model = _merged(copy.deepcopy(self.model)) if self.lora else self.model
+        own = model.generation_config
+        try:
+            own.validate(strict=True)
+        except ValueError:  # settings at odds with each other, which would be refused: the tokens alone are kept
+            tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+            model.generation_config = type(own)(**{name: getattr(own, name) for name in tokens})
         model.save_pretrained(temporary)
+        model.generation_config = own
         tokenizer.save_pretrained(temporary)
         if folder.exists():
             folder.rename(replaced)
@@ -363,21 +370,19 @@ def _has_linear_head(model: "PreTrainedModel") -> bool:
     if type(head) is not nn.Linear or head.bias is not None or trunk is model:
         return False
 
-    def note_hidden(module: nn.Module, args: tuple, output: Any) -> None:
-        seen["hidden"] = output[0]
-
     def replace(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         seen["input"] = args[0]
         seen["output"] = torch.linspace(-100, 100, output.shape[-1]).to(output).expand_as(output)
         return seen["output"]
 
-    hooks = [trunk.register_forward_hook(note_hidden), head.register_forward_hook(replace)]
+    inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=head.weight.device), "use_cache": False}
+    hook = head.register_forward_hook(replace)
     try:
-        logits = model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=head.weight.device)).logits  # [1, 2, V]
+        logits = model(**inputs).logits  # [1, 2, V]
     finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.equal(seen["input"], seen["hidden"]) and torch.equal(logits.to(seen["output"].dtype), seen["output"])
+        hook.remove()
+    before = torch.equal(seen["input"], trunk(**inputs).last_hidden_state)
+    return before and torch.equal(logits.to(seen["output"].dtype), seen["output"])
 
 
 def _with_lora(model: "PreTrainedModel", rank: int, alpha: float | None, generator: torch.Generator | None) -> bool:

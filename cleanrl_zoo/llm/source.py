@@ -142,7 +142,7 @@ class PromptSource:
         )  # fmt: skip
         rewards = self.score(examples[share], mine, group_size)
         completions = mine.widen(width, self.tokenizer.pad_token_id).map(self.ranks.gather)
-        return completions, self.ranks.gather(rewards).view(prompts, group_size, -1)
+        return completions, self.ranks.gather(rewards.to(device)).cpu().view(prompts, group_size, -1)
 
     def total(self, rewards: Tensor) -> Tensor:
         """The weighted sum [...] of the components [..., K]."""

@@ -601,7 +601,10 @@ class Prompts:
 
 
 def _example(row: Row) -> Example:
-    return Example(row["prompt"], {name: value for name, value in row.items() if name != "prompt"})
+    columns = {name: value for name, value in row.items() if name != "prompt"}
+    if "answer" not in columns and _is_text(columns.get("completion")):
+        columns["answer"] = columns["completion"]  # a file of demonstrations says what is right
+    return Example(row["prompt"], columns)
 
 
 def _is_text(value: Any) -> bool:

@@ -32,6 +32,10 @@ class World:
         start = self.rank * each + min(self.rank, over)
         return slice(start, start + each + (self.rank < over))
 
+    def parts(self, index: Tensor, size: int) -> list[Tensor]:
+        """This rank's share of the rows `index` [M], at most `size` of them at a time; none where there are too few."""
+        return [part for part in index[self.slice(len(index))].split(size) if len(part)]
+
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Each tensor summed over all ranks, by one exchange of all of them. The tensors share dtype and device."""
         if self.size == 1:

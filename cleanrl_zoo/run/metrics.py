@@ -48,6 +48,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "losses/epochs": ("epochs", "passes over the batch that were executed before target_kl stopped them"),
     "charts/action_std": ("action", "standard deviation of the Gaussian policy, mean over the action's dimensions"),
     "eval/episodic_return": ("return", "mean raw return of the deterministic policy's evaluation episodes"),
+    "eval/teacher_kl": (
+        "nats",
+        "mean per token of the exact KL(student‖teacher) on the student's held-out completions",
+    ),
     "eval/episodic_length": ("steps", "mean length of those episodes"),
     "charts/reward_mean": ("reward", "mean total reward of all completions that were sampled, dropped ones too"),
     "charts/reward_std": ("reward", "standard deviation of those rewards"),
@@ -68,6 +72,11 @@ METRICS: dict[str, tuple[str, str]] = {
     "losses/ref_kl": ("nats", "mean per token of the k3 estimate of KL(policy‖reference)"),
     "losses/sequence_kl": ("nats", "mean over completions of the summed log(policy/reference), before the update"),
     "losses/sampler_kl": ("nats", "mean per token of the k3 estimate of KL(sampler‖trainer), before the first update"),
+    "losses/teacher_kl": (
+        "nats",
+        "mean per token of KL(student‖teacher) on the student's samples: exact in the full form, k3 in the sampled one",
+    ),
+    "losses/forward_kl": ("nats", "mean per token of the k3 estimate of KL(teacher‖student) on the teacher's samples"),
     "losses/ratio_min": ("1", "smallest ratio π/π_old of a token; 0.5 to 2 is healthy"),
     "losses/ratio_max": ("1", "largest ratio π/π_old of a token"),
     "losses/dropped_tokens": ("share", "tokens whose weight between sampler and trainer is 0"),

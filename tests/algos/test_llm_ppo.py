@@ -333,7 +333,7 @@ def test_a_reward_model_replaces_the_tasks_reward():
 
 def test_a_separate_critic_leaves_the_policy_alone():
     """With only the value loss, the policy gets no gradient from a critic of its own, and one from a shared trunk."""
-    args = flags("--vf-coef", 1e3, "--separate-critic")
+    args = flags("--vf-coef", 1e3, "--ent-coef", 0, "--separate-critic")
     agent, critic = tiny(False)[0].double(), tiny()[0].double()
     torch.nn.init.normal_(critic.value_head.weight, generator=torch.Generator().manual_seed(0))
     rollout = uneven(agent)
@@ -378,7 +378,9 @@ def test_the_policy_finds_the_reward(monkeypatch):
 @pytest.mark.parametrize("separate", [False, True])
 def test_where_every_completion_is_worth_1_so_is_every_token(monkeypatch, separate):
     """The value of each token becomes 1. The policy is not moved, so there is nothing else to be learned."""
-    args = flags("--learning-rate", 1e-2, "--no-anneal-lr", *(["--separate-critic"] if separate else []))
+    args = flags(
+        "--learning-rate", 1e-2, "--no-anneal-lr", "--ent-coef", 0, *(["--separate-critic"] if separate else [])
+    )
     state, source = start(args, critic=tiny()[0] if separate else None)
     ones = torch.ones(16, 1, dtype=torch.float64)
     monkeypatch.setattr(source, "score", lambda examples, completions, group_size=1: ones)
@@ -392,14 +394,15 @@ def test_where_every_completion_is_worth_1_so_is_every_token(monkeypatch, separa
 
 
 def test_the_learning_rate_falls_by_the_share_of_tokens_sampled_before():
-    """64 tokens an iteration (16 completions of 4 bytes) of 256: 1, ¾, ½ of the rate; at the end it would be 0."""
-    args = flags("--learning-rate", 0.001)
+    args = flags("--learning-rate", 0.001, "--total-tokens", 1000)
     state, source = start(args)
-    rates = []
+    rates, expected = [], []
     for _ in range(3):
+        expected.append(0.001 * (1 - state.global_step / 1000))
         rollout, _ = rollout_of(args, state, source)
         rates.append(float(PPO.update(state, rollout, args, World())["charts/learning_rate"]))
-    assert rates == pytest.approx([0.001, 0.00075, 0.0005], rel=1e-6)
+    assert expected[0] == 0.001 > expected[1] > expected[2]
+    assert rates == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ def small(family: str, vocab: int = 31, **settings):
               "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.3}  # fmt: skip
     gpt2 = {"vocab_size": vocab, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 256, "pad_token_id": 0,
             "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.3}  # fmt: skip
+    few = {
+        key: shared[key]
+        for key in shared
+        if key not in ("num_key_value_heads", "intermediate_size", "initializer_range")
+    }
     config = {
         "gpt2": lambda: transformers.GPT2Config(**gpt2 | settings),
         "llama": lambda: transformers.LlamaConfig(**shared | settings),
@@ -33,6 +38,11 @@ def small(family: str, vocab: int = 31, **settings):
         ),
         "granite": lambda: transformers.GraniteConfig(**shared | {"logits_scaling": 3.0} | settings),
         "cohere": lambda: transformers.CohereConfig(**shared | {"logit_scale": 0.25} | settings),
+        # The trunk is entered past its outer module, and projects at its end; positions are the model's own business;
+        # no attention, and no cache of keys.
+        "opt": lambda: transformers.OPTConfig(**few | {"ffn_dim": 24, "word_embed_proj_dim": 12} | settings),
+        "bloom": lambda: transformers.BloomConfig(**few | {"n_layer": 2, "n_head": 2} | settings),
+        "mamba": lambda: transformers.MambaConfig(**few | {"state_size": 4} | settings),
         "phi": lambda: transformers.PhiConfig(**shared | {"num_key_value_heads": 2} | settings),
     }[family]()
     with torch.random.fork_rng():

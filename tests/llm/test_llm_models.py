@@ -9,7 +9,7 @@ import torch
 from cleanrl_zoo.llm.models import LanguageModel, context_length, load_model, tiny_llama
 from cleanrl_zoo.llm.tokenizer import byte_tokenizer, load_tokenizer
 
-FAMILIES = ("gpt2", "llama", "tied", "gemma2", "granite", "cohere", "phi")
+FAMILIES = ("gpt2", "llama", "tied", "opt", "bloom", "gemma2", "granite", "cohere", "phi")
 PROMPTS = [[5, 6, 7, 8], [9], [10, 11]]
 COMPLETIONS = [[12, 13, 1], [14], [15, 16, 17, 18, 19]]
 
@@ -50,7 +50,7 @@ def test_logprobs_and_entropies_are_those_of_the_plain_forward_pass(family, name
     assert (output.logprob - logprob).abs().max() < tolerance
     assert (output.entropy - entropy).abs().max() < tolerance
     assert output.value is None and logprob.abs().max() > 2  # far from uniform nothings
-    assert language_model.linear_head == (name in ("gpt2", "llama", "tied"))
+    assert language_model.linear_head == (name in FAMILIES[:5])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -275,6 +275,15 @@ def test_a_saved_model_is_one_that_transformers_loads(family, name, rank, tmp_pa
     again = LanguageModel(load_model(str(folder)))
     assert (again.completion(*batch()).logprob - expected).abs().max() < 1e-5
     assert load_tokenizer(str(folder)).decode([51, 55]) == "37"
+
+
+def test_settings_at_odds_do_not_lose_a_trained_model(family, tmp_path):
+    """A temperature without sampling, as some models come with: the library refuses to save that."""
+    model = family("llama")
+    model.generation_config.temperature, model.generation_config.eos_token_id = 0.6, [1, 5]
+    LanguageModel(model).save(tmp_path / "model", byte_tokenizer())
+    assert load_model(str(tmp_path / "model")).generation_config.eos_token_id == [1, 5]
+    assert model.generation_config.temperature == 0.6
 
 
 def test_what_cannot_be_loaded_is_told_in_one_line(family, tmp_path, capfd):

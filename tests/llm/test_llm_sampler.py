@@ -112,7 +112,7 @@ def test_a_chain_is_sampled_by_its_probabilities(chain):
     assert (completions.logprob.sum(1).double() - logprob).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "granite", "phi"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom", "gemma2", "granite", "phi"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.4])
 def test_the_samplers_logprobs_are_the_trainers(family, name, temperature, monkeypatch):
     """Ratio 1 for an unchanged policy at any temperature, with ragged prompts and ends, over a sliding window, past
@@ -137,6 +137,14 @@ def test_generate_draws_the_same(family, name, settings):
         assert torch.equal(getattr(ours, field), getattr(theirs, field)), field
     assert (ours.logprob - theirs.logprob).abs().max() < 1e-5
     assert model.generation_config.repetition_penalty == 5.0
+
+
+def test_a_model_without_such_a_cache_is_driven_by_generate(family, monkeypatch):
+    monkeypatch.setattr(sampler, "_sample", None)
+    model = LanguageModel(family("mamba"))
+    completions = sample(model, *PROMPTS, 2, 12, (1, 2), 0, uniform(6, 12), 0.8)
+    output = model.completion(completions.tokens, completions.attention_mask, completions.mask, 0.8)
+    assert (output.logprob - completions.logprob).abs().max() < 1e-5 and completions.lengths.sum() > 12
 
 
 def test_a_sample_does_not_depend_on_its_company(family):

@@ -18,6 +18,13 @@ def test_slices_cover_every_row_once(rows, size):
     assert max(map(len, taken)) - min(map(len, taken)) <= 1
 
 
+def test_parts_are_the_ranks_share_in_pieces():
+    index = torch.tensor([7, 3, 5, 1, 0])
+    assert [part.tolist() for part in World(0, 2).parts(index, 2)] == [[7, 3], [5]]
+    assert [part.tolist() for part in World(1, 2).parts(index, 2)] == [[1, 0]]
+    assert World(2, 3).parts(index[:2], 4) == []  # fewer rows than ranks
+
+
 def test_a_world_of_one_changes_nothing(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     world = join_world()
