@@ -33,7 +33,7 @@ PROMPTS, PAIRS, SIZES = "prompts.jsonl", "pairs.jsonl", "sizes.json"  # in the f
 class Sizes:
     """How much is computed in each case, the same for both sides."""
 
-    calls: int = 3  # that are timed, after one whose memory is measured
+    calls: int = 1  # of log-probs that are timed, after one whose memory is measured
     vocabulary: int = 152_000
     width: int = 256  # of the hidden states
     columns: int = 128  # of prompt and completion together
@@ -42,6 +42,7 @@ class Sizes:
     group_size: int = 8  # of a rollout
     prompt_length: int = 192
     max_length: int = 256  # of a completion
+    rollouts: int = 2  # that are timed, likewise
     mean_length: int = 64  # every 64th token of the vocabulary ends a completion
     grpo_prompts: int = 32
     grpo_group_size: int = 8
@@ -49,7 +50,7 @@ class Sizes:
     grpo_minibatches: int = 4
     grpo_iterations: int = 10  # that are timed
     pairs: int = 64  # of one optimizer step
-    dpo_steps: int = 20  # that are timed
+    dpo_steps: int = 12  # that are timed
     warmup: int = 2  # iterations or steps before those
 
     @classmethod
@@ -119,13 +120,22 @@ def write_computed(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
     save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, folder / f"{name}.safetensors")
 
 
-class Trunk(nn.Module):
-    """Stands for the layers below the head: gives hidden states that do not depend on the tokens, to be trained."""
+def head_inputs(batch: int, columns: int, width: int, vocabulary: int) -> tuple[nn.Parameter, nn.Parameter]:
+    """Hidden states [B, S, H] and the head's weight [V, H], always the same."""
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = torch.empty(batch, columns, width), torch.empty(vocabulary, width)
+    hidden.normal_(generator=generator)
+    weight.normal_(0.0, width**-0.5, generator=generator)
+    return nn.Parameter(hidden), nn.Parameter(weight)
 
-    def __init__(self, batch: int, columns: int, width: int, generator: torch.Generator) -> None:
+
+class Trunk(nn.Module):
+    """Stands for the layers below the head: gives hidden states that do not depend on the tokens."""
+
+    def __init__(self, hidden: nn.Parameter) -> None:
         super().__init__()
-        self.hidden = nn.Parameter(torch.randn(batch, columns, width, generator=generator))
-        self.embed_tokens = nn.Embedding(1, width)  # not used, but asked for
+        self.hidden = hidden
+        self.embed_tokens = nn.Embedding(1, 1)  # not used, but asked for
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -134,18 +144,16 @@ class Trunk(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.hidden[:rows, :columns])
 
 
-def head_model(batch: int, columns: int, width: int, vocabulary: int) -> Any:
-    """A causal model that is nothing but a head [V, H] over given hidden states."""
+def head_model(hidden: nn.Parameter, weight: nn.Parameter) -> Any:
+    """A causal model that is nothing but a head over given hidden states."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    generator = torch.Generator().manual_seed(1)
+    width = hidden.shape[-1]
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=width, intermediate_size=8, **heads))
-    model.model = Trunk(batch, columns, width, generator)
-    model.lm_head = nn.Linear(width, vocabulary, bias=False)
-    with torch.no_grad():
-        model.lm_head.weight.normal_(0.0, width**-0.5, generator=generator)
-    model.config.vocab_size = vocabulary
+    model.model = Trunk(hidden)
+    model.lm_head.weight = weight
+    model.config.vocab_size = model.lm_head.out_features = len(weight)
     return model.eval()
 
 
@@ -159,8 +167,8 @@ def ragged_batch(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tokens, attention_mask, mask, torch.randn(mask.shape, generator=generator) * mask
 
 
-def logprobs(folder: Path, sizes: Sizes, entropy: bool = False) -> dict[str, Any]:
-    """The very method by which `GRPOTrainer` scores, on the model as it prepares it."""
+def logprobs(folder: Path, sizes: Sizes) -> dict[str, Any]:
+    """The very method by which `GRPOTrainer` scores, on the model as it prepares it; it asks for entropies, too."""
     from trl import GRPOTrainer
     from trl.trainer.utils import add_fused_lm_head
 
@@ -169,12 +177,12 @@ def logprobs(folder: Path, sizes: Sizes, entropy: bool = False) -> dict[str, Any
     trainer = SimpleNamespace(accelerator=SimpleNamespace(autocast=contextlib.nullcontext))
 
     def make(vocabulary: int) -> Callable[[], tuple[Tensor, ...]]:
-        model = head_model(*tokens.shape, sizes.width, vocabulary)
-        add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy") if entropy else ("log_probs",))
-        parameters, ids = (model.model.hidden, model.lm_head.weight), tokens % vocabulary
+        parameters = head_inputs(*tokens.shape, sizes.width, vocabulary)
+        model, ids = head_model(*parameters), tokens % vocabulary
+        add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
 
         def call() -> tuple[Tensor, ...]:
-            logprob, *_ = score(trainer, model, ids, attention_mask.long(), mask.shape[1], compute_entropy=entropy)
+            logprob, *_ = score(trainer, model, ids, attention_mask.long(), mask.shape[1], compute_entropy=True)
             return logprob.detach(), *torch.autograd.grad((logprob * weights).sum(), parameters)
 
         return call
@@ -192,7 +200,7 @@ class Clock:
         self.moments.append(time.perf_counter())
 
     def seconds(self, skip: int, every: int = 1) -> list[float]:
-        """Seconds from one multiple of `every` ticks to the next, without the first `skip` such."""
+        """Seconds from one `every`th tick to the next, without the first `skip` of them, at least 1."""
         moments = self.moments[every - 1 :: every]
         return [after - before for before, after in zip(moments[skip - 1 :], moments[skip:], strict=False)]
 
@@ -355,17 +363,24 @@ def dpo_step(folder: Path, sizes: Sizes, model_folder: str) -> dict[str, Any]:
     return {"seconds": clock.seconds(sizes.warmup), "extra_mb": extra}
 
 
-def main(argv: list[str] | None = None) -> None:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, usage=argparse.SUPPRESS)
-    parser.add_argument("--case", choices=("logprobs", "logprobs_entropy", "grpo_step", "dpo_step"), required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="inputs, and where gradients go")
-    parser.add_argument("--model", help="folder of the model that is trained")
-    args = parser.parse_args(argv)
+    parser.add_argument("--case", choices=("logprobs", "grpo_step", "dpo_step"), required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="of inputs and of what was computed")
+    parser.add_argument("--model", required=True, help="folder of the model that the steps train")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
     sizes = Sizes.read(args.folder)
-    if args.case.startswith("logprobs"):
-        result = logprobs(args.folder, sizes, entropy=args.case == "logprobs_entropy")
+    if args.case == "grpo_step":
+        result = grpo_step(args.folder, sizes, args.model)
+    elif args.case == "dpo_step":
+        result = dpo_step(args.folder, sizes, args.model)
     else:
-        result = {"grpo_step": grpo_step, "dpo_step": dpo_step}[args.case](args.folder, sizes, args.model)
+        result = logprobs(args.folder, sizes)
     print(json.dumps(result))
 
 

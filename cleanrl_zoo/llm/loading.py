@@ -29,7 +29,7 @@ def load_language_model(
         dtype: of the weights, "float32" or "bfloat16".
         device: where to put it.
         lora_rank: above 0, trains adapters of this rank instead of the weights.
-        value_head: adds a linear value head, zero at first, or as it was saved beside the model.
+        value_head: adds a linear value head, zero at first.
         generator: of everything that is initialised at random.
         sizes: width, layers, heads, context of "tiny".
 
@@ -40,7 +40,9 @@ def load_language_model(
         tokenizer = byte_tokenizer()
         ids = {"pad_id": tokenizer.pad_token_id, "eos_id": tokenizer.eos_token_id}
         model = tiny_llama(len(tokenizer), generator or torch.Generator().manual_seed(0), **ids, **sizes)
-        model = model.to(device, getattr(torch, dtype))
+        model = model.to(device)
+        for weight in model.parameters():  # not the buffers: rotary frequencies would lose their precision
+            weight.data = weight.data.to(getattr(torch, dtype))
     else:
         name = _package_folder(name) if name.startswith(PACKAGE) else name
         if name.startswith("results/") and not Path(name).is_dir():

@@ -8,6 +8,7 @@ STEP_KL = 0.1  # nats per token within one iteration's update
 SAMPLER_KL = 1e-3  # nats per token between what sampled and what is trained
 ZERO_GROUPS = 0.5  # share of groups that teach nothing
 RISE, FALL = 0.05, 0.05  # reward up and success down since the best success
+DISPLACED = 0.5  # nats that chosen completions have lost of their log-prob at its highest
 
 Row = Mapping[str, float]
 
@@ -19,30 +20,33 @@ class Alarms:
         self.first_entropy: float | None = None
         self.best_success = -float("inf")
         self.reward_then = 0.0  # at the best success
+        self.best_chosen = -float("inf")
         self.sounding: set[str] = set()
-        self.rules: dict[str, Callable[[Row], str | None]] = {
-            "entropy": self._entropy,
-            "kl": self._kl,
-            "step": self._step,
-            "hacking": self._hacking,
-            "groups": self._groups,
-            "sampler": self._sampler,
+        # each reads the metrics that it is named by, and only rows that have them
+        self.rules: dict[tuple[str, ...], Callable[[Row], str | None]] = {
+            ("losses/entropy",): self._entropy,
+            ("losses/ref_kl",): self._kl,
+            ("losses/approx_kl",): self._step,
+            ("charts/reward_mean", "charts/success"): self._hacking,
+            ("charts/zero_std_groups",): self._groups,
+            ("losses/sampler_kl",): self._sampler,
+            ("rewards/margin", "rewards/chosen_logprob"): self._displacement,
         }
 
     def check(self, row: Row) -> list[str]:
         """The sentences of the alarms that begin with this row."""
         begun = []
-        for name, rule in self.rules.items():
+        for tags, rule in self.rules.items():
+            if not all(tag in row for tag in tags):
+                continue
             sentence = rule(row)
-            if sentence is not None and name not in self.sounding:
+            if sentence is not None and tags not in self.sounding:
                 begun.append(sentence)
-            (self.sounding.discard if sentence is None else self.sounding.add)(name)
+            (self.sounding.discard if sentence is None else self.sounding.add)(tags)
         return begun
 
     def _entropy(self, row: Row) -> str | None:
-        entropy = row.get("losses/entropy")
-        if entropy is None:
-            return None
+        entropy = row["losses/entropy"]
         if self.first_entropy is None:
             self.first_entropy = entropy
         if entropy >= ENTROPY_SHARE * self.first_entropy:
@@ -53,21 +57,19 @@ class Alarms:
         )
 
     def _kl(self, row: Row) -> str | None:
-        kl = row.get("losses/ref_kl")
-        if kl is None or kl <= RUNAWAY_KL:
+        kl = row["losses/ref_kl"]
+        if kl <= RUNAWAY_KL:
             return None
         return f"the policy is {kl:.3g} nats per token away from the reference: it may have lost what it knew"
 
     def _step(self, row: Row) -> str | None:
-        kl = row.get("losses/approx_kl")
-        if kl is None or kl <= STEP_KL:
+        kl = row["losses/approx_kl"]
+        if kl <= STEP_KL:
             return None
         return f"one update moved the policy by {kl:.3g} nats per token: the learning rate is too high for this batch"
 
     def _hacking(self, row: Row) -> str | None:
-        reward, success = row.get("charts/reward_mean"), row.get("charts/success")
-        if reward is None or success is None:
-            return None
+        reward, success = row["charts/reward_mean"], row["charts/success"]
         if success >= self.best_success:
             self.best_success, self.reward_then = success, reward
         if success > self.best_success - FALL or reward < self.reward_then + RISE:
@@ -78,13 +80,23 @@ class Alarms:
         )
 
     def _groups(self, row: Row) -> str | None:
-        share = row.get("charts/zero_std_groups")
-        if share is None or share <= ZERO_GROUPS:
+        share = row["charts/zero_std_groups"]
+        if share <= ZERO_GROUPS:
             return None
         return f"{share:.0%} of the groups have equal rewards and teach nothing: the prompts are too easy or too hard"
 
     def _sampler(self, row: Row) -> str | None:
-        kl = row.get("losses/sampler_kl")
-        if kl is None or kl <= SAMPLER_KL:
+        kl = row["losses/sampler_kl"]
+        if kl <= SAMPLER_KL:
             return None
         return f"sampler and trainer are {kl:.3g} nats per token apart: use an --off-policy correction or one dtype"
+
+    def _displacement(self, row: Row) -> str | None:
+        chosen = row["rewards/chosen_logprob"]
+        self.best_chosen = max(self.best_chosen, chosen)
+        if row["rewards/margin"] <= 0 or chosen >= self.best_chosen - DISPLACED:
+            return None
+        return (
+            f"the chosen completions became less likely, log-prob {self.best_chosen:.3g} to {chosen:.3g} nats, while "
+            "the margin grew: likelihood moves to what is in neither list"
+        )

@@ -22,7 +22,16 @@ import torch
 from torch import Tensor
 
 from cleanrl_zoo.run.alarms import Alarms
-from cleanrl_zoo.run.arguments import RunArgs, check_unused, exit_with, flag, folder_name, read_run, run_folder
+from cleanrl_zoo.run.arguments import (
+    LanguageArgs,
+    RunArgs,
+    check_unused,
+    exit_with,
+    flag,
+    folder_name,
+    read_run,
+    run_folder,
+)
 from cleanrl_zoo.run.checkpoint import (
     DamagedCheckpoint,
     capture,
@@ -35,7 +44,7 @@ from cleanrl_zoo.run.checkpoint import (
 from cleanrl_zoo.run.compiling import resolve_compile
 from cleanrl_zoo.run.distributed import World
 from cleanrl_zoo.run.metrics import MetricLog
-from cleanrl_zoo.run.progress import CONTROL, LANGUAGE, Progress, duration
+from cleanrl_zoo.run.progress import Progress, duration
 from cleanrl_zoo.run.provenance import provenance, versions
 from cleanrl_zoo.run.seeding import global_random_state, seed_everything, set_global_random_state
 
@@ -79,7 +88,7 @@ class Run:
         self.eval_returns: list[float] = []  # of the last evaluation
         self.global_step = 0
         self.seconds_before = 0.0
-        self.alarms = Alarms() if args.words is LANGUAGE else None
+        self.alarms = Alarms() if isinstance(args, LanguageArgs) else None
         self._resumed_from: Path | None = None
         self._values: dict[str, list[Tensor | float]] = {}
         self._episodes: list[tuple[float, int]] = []
@@ -357,7 +366,9 @@ class Run:
         best = max(self.eval_curve, key=lambda point: point[1])
         episodes = f"last {len(last['returns'])} {words.episodes}"
         width = max(len(episodes), len(words.evaluation))
-        trained = f"  {words.score}, {episodes:<{width}}  no episode ended\n" if words is CONTROL else ""
+        trained = (
+            "" if isinstance(self.args, LanguageArgs) else f"  {words.score}, {episodes:<{width}}  no episode ended\n"
+        )
         if last["mean"] is not None:
             trained = f"  {words.score}, {episodes:<{width}}  {words.number(last['mean'])}\n"
         self.progress.message(

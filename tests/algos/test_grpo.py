@@ -183,8 +183,6 @@ def groups_by_hand(variant, rewards=None):
 
 
 def credit_of(groups, args, old=OLD_LOGPROB, ref=REF_LOGPROB):
-    """`grpo.credit`, for groups of any size."""
-    args.group_size = groups.rewards.shape[1]
     return grpo.credit(groups, source_by_hand(args.variant), padded(old), padded(ref), args)
 
 
@@ -824,6 +822,17 @@ def test_dynamic_sampling_looks_at_what_is_paid():
     source = PromptSource(task, source.tokenizer, source.generator, 4, 256, source.stop_ids, World())
     groups, _ = grpo.collect(state, source, state.agent, args)
     assert not groups.keep.any()
+
+
+def test_the_greedy_answer_is_paid_as_the_others_are():
+    """Nothing is right, so with conditional rewards the greedy answer's format is not paid either."""
+    args = flags("--variant", "remax", "--conditional-rewards")
+    state, source = start(args)
+    task = make_task("countdown")
+    task.score = lambda examples, texts: np.array([[0.0, 1.0]] * len(texts))
+    source = PromptSource(task, source.tokenizer, source.generator, 4, 256, source.stop_ids, World())
+    rollout, _ = rollout_of(state, source, args)
+    assert not rollout.advantages.any()
 
 
 def test_sampler_and_trainer_are_compared_before_anything_has_changed():

@@ -12,6 +12,8 @@ HEALTHY = {
     "charts/zero_std_groups": 0.3,
     "charts/reward_mean": 0.5,
     "charts/success": 0.5,
+    "rewards/margin": 1.0,
+    "rewards/chosen_logprob": -2.0,
 }
 
 
@@ -22,6 +24,7 @@ HEALTHY = {
         ({"losses/ref_kl": 1.5}, "1.5 nats per token away from the reference"),
         ({"losses/approx_kl": 0.3}, "moved the policy by 0.3 nats per token"),
         ({"losses/sampler_kl": 0.01}, "sampler and trainer are 0.01 nats per token apart"),
+        ({"rewards/chosen_logprob": -2.6}, "chosen completions became less likely, log-prob -2 to -2.6 nats"),
         ({"charts/zero_std_groups": 0.75}, "75% of the groups"),
         ({"charts/reward_mean": 0.7, "charts/success": 0.3}, "reward rose to 0.7 while success fell from 0.5 to 0.3"),
     ],
@@ -41,6 +44,13 @@ def test_reward_and_success_that_fall_together_are_no_hacking():
     alarms = Alarms()
     alarms.check(HEALTHY)
     assert alarms.check({**HEALTHY, "charts/reward_mean": 0.3, "charts/success": 0.3}) == []
+
+
+def test_a_row_without_the_metric_does_not_end_an_alarm():
+    alarms = Alarms()
+    high = {"losses/ref_kl": 2.0}
+    assert len(alarms.check(high)) == 1
+    assert alarms.check({"eval/episodic_return": 0.5}) == [] and alarms.check(high) == []
 
 
 def test_rows_without_these_metrics_are_silent():
