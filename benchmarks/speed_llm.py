@@ -430,8 +430,8 @@ def table(record: dict[str, Any]) -> str:
         lines.append(
             f"- Log-probs: forward and backward through a head of {sizes['vocabulary']:,} × {sizes['width']} in "
             f"float32 ({head:,.0f} MB, and so is its gradient, which counts); completions of {completions} tokens in "
-            f"rows of {sizes['columns']}, with entropies. trl: `GRPOTrainer._get_per_token_logps_and_entropies`; plain: "
-            "`log_softmax` and `gather` of all logits, without entropies on both sides."
+            f"rows of {sizes['columns']}, with entropies. trl: `GRPOTrainer._get_per_token_logps_and_entropies`. "
+            "Plain: `log_softmax` and `gather` of all logits; no entropies on either side."
         )
     if "rollouts" in parts:
         lengths = {row["case"]: row["tokens"] for row in record["ratios"] if is_rate(row["case"])}

@@ -1,6 +1,7 @@
 """Held-out rewards of a language model, and a table of what it wrote."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +109,11 @@ def sample_table(held_out: HeldOut, names: tuple[str, ...], count: int, width: i
 def write_samples(folder: Path, step: int, held_out: HeldOut, names: tuple[str, ...], count: int) -> None:
     """The first `count` completions as `folder`/step_<step>.jsonl, written to a temporary name and renamed."""
     rows = [
-        {"prompt": example.prompt, "completion": text, "rewards": dict(zip(names, scores, strict=True))}
+        {
+            "prompt": example.prompt,
+            "completion": text,
+            "rewards": {n: None if math.isnan(x) else x for n, x in zip(names, scores, strict=True)},  # JSON has no NaN
+        }
         for example, text, scores in zip(held_out.examples, held_out.texts, held_out.rewards.tolist(), strict=True)
     ]
     folder.mkdir(parents=True, exist_ok=True)

@@ -904,6 +904,8 @@ def test_the_learning_rate_begins_at_the_given_one_and_falls_with_the_tokens():
         (["--reward", "no_such_module_here:score"], ["no_such_module_here"]),
         (["--reward", "language_helpers:nothing"], ["nothing"]),
         (["--prompts", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        (["--variant", "gdpo", "--overlong", "soft"], ["--baseline gdpo", "--overlong soft"]),
+        (["--variant", "gdpo", "--kl-in-reward", "sequence"], ["--baseline gdpo", "--kl-in-reward sequence"]),
         (["--num-prompts", "0"], ["--num-prompts 0", "at least 1"]),
     ],
     ids=lambda value: "-".join(value[:2]) if value[0].startswith("--") else "",
