@@ -181,6 +181,8 @@ class Args(LanguageArgs):
             raise ValueError(
                 f"--baseline gdpo: normalises each of the task's rewards by itself; {flags} are not among them"
             )
+        if self.ratio != "token" and self.surrogate != "clip":
+            raise ValueError(f"--ratio {self.ratio}: only --surrogate clip has one; leave it at token")
         if self.clip_low is None and self.surrogate != "weight":
             raise ValueError("--clip-low None: only --surrogate weight can do without a lower bound; give a number")
         if self.kl_in_reward == "token" and self.whiten == "samples":
@@ -281,7 +283,7 @@ class Rollout:
     completions: Completions
     advantages: Tensor  # [B, L]
     old_logprob: Tensor  # [B, L] the trainer's, before the first update
-    ref_logprob: Tensor  # [B, L] the reference's; zeros where no KL is asked for
+    ref_logprob: Tensor  # [B, L] the reference's; the sampler's where no KL is asked for
 
     def rows(self, index: Tensor) -> "Rollout":
         """The completions `index` [M], without columns in which none of them has a token."""
@@ -305,7 +307,7 @@ def collect(state: TrainState, source: PromptSource, sampler: LanguageModel, arg
         if args.baseline == "greedy":
             answers, their_rewards = source.complete(sampler, *prompts, noise[:, :1], temperature=0.0)
             state.global_step += int(answers.mask.sum())
-            greedy = source.total(their_rewards).squeeze(1)  # [P]
+            greedy = payment(their_rewards, source, args).squeeze(1)  # [P]
         total = source.total(rewards)  # [P, G]
         source.record(total.flatten(), completions.lengths)
         paid = payment(rewards, source, args)  # [P, G]
