@@ -32,9 +32,9 @@ Deviations, each with its reason:
 
 This file is longer than 300 lines because eight losses and three ways to come by pairs are one loop, to be compared.
 
-Run:    python algos/dpo.py --loss dpo --model results/zoo/addition_sft
-Expect: 0.60 on held-out sums (start: 0.180) with --beta 1 after 40,000 tokens, one seed, in less than a minute on one
-        core; with the default of 0.1 no more than 0.42, falling later.
+Run:    python algos/dpo.py --loss dpo --beta 1 --total-tokens 40000
+Expect: 0.60 on held-out sums (start: 0.180), one seed, in less than a minute on one core; with the default β of 0.1 no
+        more than 0.42, falling later.
 """
 
 import math

@@ -18,14 +18,16 @@ A `--variant` is settings of this one loop, and nothing else:
     dr_grpo                 R − mean_G                          C                      constant         arXiv:2503.20783
     dapo                    grpo's, equal groups redrawn,       C, ε_high = 0.28       token            arXiv:2503.14476
                             long answers punished softly
-    gspo                    grpo's                              C of the sequence's s  sequence         arXiv:2507.18071
-    gspo_token              grpo's                              C of sg[s]·exp(ℓ−sg ℓ) sequence         the same, 4.3
+    gspo                    grpo's                              C of s, ε ≈ 4e-4       sequence         arXiv:2507.18071
+    gspo_token              grpo's                              C of sg[s] exp(ℓ−sg ℓ) sequence         the same, 4.3
     reinforce_pp            R − β Σ k1 to come, whitened        C                      token            arXiv:2501.03262
     reinforce_pp_baseline   R − mean_G, whitened                C, k2 as loss          token            the same
     lite_ppo                (R − mean_G) / std of the batch     C                      token            arXiv:2508.08221
-    cispo                   grpo's                              −sg[min(r, cap)] A ℓ   token            arXiv:2506.13585
-    topr                    R − mean_G                          −A ℓ, min(ρ, 1) if A<0 sum, 1/B         arXiv:2503.14286
+    cispo                   grpo's                              −sg[min(r, 5)] A ℓ     token            arXiv:2506.13585
+    topr                    R − mean_G                          −A ℓ, weighed if A < 0 sum, 1/B         arXiv:2503.14286
     gdpo                    each reward's own, whitened         C                      token            arXiv:2601.05242
+
+s is the geometric mean of a completion's r; topr's weight is min(Π π/π_sampler, 1), that of the whole completion.
 
 `--off-policy` weighs the loss where sampler and trainer differ (`--sampler-dtype bfloat16`), ρ = exp(ℓ° − ℓ^b), ℓ^b as
 recorded by the sampler: vanilla ρ, tis min(ρ, cap), icepop ρ inside [low, cap] or 0, mis the sequence's product or 0,
@@ -36,14 +38,14 @@ Deviations, each with its reason:
  1. Where sampler and trainer are one model, ℓ° is what the sampler recorded: the same up to 1e-5, a pass less.
  2. Four optimizer steps per rollout by default, of a quarter each: with one, every ratio is 1 and variants coincide.
  3. The learning rate falls to zero; the gradient is clipped to a norm of 1; Adam has no weight decay.
- 4. A group whose rewards are all equal has advantage 0 exactly; a completion without a score takes no part.
+ 4. What is divided by the group's spread is exactly 0 where all its rewards are equal. A completion without a score
+    adds nothing to the loss, and counts as an empty one where the mean is over sequences.
  5. Dropout is off while training too: the ratio must be 1 where nothing has changed.
 
 This file is longer than 300 lines because the fourteen variants are settings of one loop, to be compared line by line.
 
-Run:    python algos/grpo.py --variant grpo --model results/zoo/addition_sft
-Expect: 0.925 ± 0.006 on held-out sums (start: 0.180) after 200,000 tokens, three seeds, a minute on one core;
-        with `--max-length 8 --total-tokens 200000`, as results/addition has it for every variant.
+Run:    python algos/grpo.py --variant grpo --max-length 8 --total-tokens 200000
+Expect: 0.925 ± 0.006 on held-out sums (start: 0.180), three seeds, a minute on one core; the others: results/addition.
 """
 
 import math
@@ -122,7 +124,7 @@ class Args(LanguageArgs):
     whiten: Literal["none", "samples", "tokens"] = "none"
     """normalise advantages over all completions, or over all their tokens"""
     surrogate: Literal["clip", "weight", "taper", "none"] = "clip"
-    """clip: PPO's; weight: detached clipped ratio times A ℓ; taper: A ℓ, with min(ρ, 1) where A < 0; none: A ℓ"""
+    """clip: PPO's; weight: detached clipped ratio times A ℓ; taper: A ℓ, weighed as topr does where A < 0; none: A ℓ"""
     ratio: Literal["token", "sequence", "sequence_token", "sequence_product"] = "token"
     """ratio of a token; geometric mean over the sequence, also with the token's own gradient; the sequence's product"""
     clip_low: float | None = 0.2
@@ -138,7 +140,8 @@ class Args(LanguageArgs):
     kl_estimator: Literal["k1", "k2", "k3", "rk3"] = "k3"
     """of the KL as a loss; rk3: k3 times the ratio, whose gradient is that of KL(policy‖reference)"""
     kl_in_reward: Literal["none", "sequence", "token"] = "none"
-    """subtract β k1 from the rewards instead: its sum from the completion's, or each token's from those before it"""
+    """subtract β k1 from the rewards instead: its sum from the completion's, or each token's from its own and those
+    before it"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
     dynamic_sampling: bool = False
@@ -181,6 +184,9 @@ class Args(LanguageArgs):
             raise ValueError(
                 f"--baseline gdpo: normalises each of the task's rewards by itself; {flags} are not among them"
             )
+        if self.baseline == "greedy" and (self.overlong == "soft" or self.kl_in_reward == "sequence"):
+            flags = "--overlong soft and --kl-in-reward sequence"
+            raise ValueError(f"--baseline greedy: the greedy completion is not charged for {flags}; leave them out")
         if self.ratio != "token" and self.surrogate != "clip":
             raise ValueError(f"--ratio {self.ratio}: only --surrogate clip has one; leave it at token")
         if self.clip_low is None and self.surrogate != "weight":
@@ -307,21 +313,21 @@ def collect(state: TrainState, source: PromptSource, sampler: LanguageModel, arg
         if args.baseline == "greedy":
             answers, their_rewards = source.complete(sampler, *prompts, noise[:, :1], temperature=0.0)
             state.global_step += int(answers.mask.sum())
-            greedy = payment(their_rewards, source, args).squeeze(1)  # [P]
+            greedy = source.total(paid_rewards(their_rewards, args)).squeeze(1)  # [P]
         total = source.total(rewards)  # [P, G]
         source.record(total.flatten(), completions.lengths)
-        paid = payment(rewards, source, args)  # [P, G]
+        paid = source.total(paid_rewards(rewards, args))  # [P, G]
         differ = paid.nan_to_num(-torch.inf).amax(1) > paid.nan_to_num(torch.inf).amin(1)  # [P]
         drawn.append(Groups(completions, rewards, greedy, differ | (not args.dynamic_sampling)))
         kept += int(drawn[-1].keep.sum())
     return Groups.first_kept(drawn, args.num_prompts, source.tokenizer.pad_token_id), describe(drawn, source)
 
 
-def payment(rewards: Tensor, source: PromptSource, args: Args) -> Tensor:
-    """What each completion is paid, [P, G], of its rewards [P, G, K]; NaN: unscorable."""
-    if args.conditional_rewards:
-        rewards = torch.cat([rewards[..., :1], conditional_reward(rewards[..., 1:], rewards[..., :1])], -1)
-    return source.total(rewards)
+def paid_rewards(rewards: Tensor, args: Args) -> Tensor:
+    """What of the rewards [..., K] is paid: all, or the others only where the first is met."""
+    if not args.conditional_rewards:
+        return rewards
+    return torch.cat([rewards[..., :1], conditional_reward(rewards[..., 1:], rewards[..., :1])], -1)
 
 
 def describe(drawn: list[Groups], source: PromptSource) -> dict[str, float | Tensor]:
@@ -346,8 +352,8 @@ def credit(groups: Groups, source: PromptSource, old_logprob: Tensor, ref_logpro
     completions, device = groups.completions, old_logprob.device
     scored = groups.scored  # [P, G]
     mask = completions.mask & scored.reshape(-1, 1).to(device)  # [B, L] a completion without a score takes no part
-    rewards = groups.rewards.nan_to_num(0.0)  # [P, G, K]
-    total = payment(rewards, source, args)  # [P, G]
+    rewards = paid_rewards(groups.rewards.nan_to_num(0.0), args)  # [P, G, K]
+    total = source.total(rewards)  # [P, G]
     if args.overlong == "soft":
         cache = args.overlong_cache or max(source.max_length // 5, 1)
         total = total + overlong_penalty(completions.lengths, source.max_length, cache).view_as(total).to(total)

@@ -26,8 +26,8 @@ Deviations from the papers, each with its reason:
 
 This file is longer than 300 lines because scores, values and the penalty come from models of their own.
 
-Run:    python algos/llm_ppo.py --model results/zoo/addition_sft
-Expect: 0.949 on held-out sums (start: 0.180) after 100,000 tokens, one seed, about a minute on one core.
+Run:    python algos/llm_ppo.py --total-tokens 100000
+Expect: 0.949 on held-out sums (start: 0.180), one seed, about a minute on one core.
 """
 
 import math

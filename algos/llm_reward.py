@@ -22,9 +22,8 @@ Deviations from the paper, each with its reason:
  3. Dropout is off while training, so that a score is a function of the text alone.
  4. Constant learning rate after a linear rise, gradient clipped to a norm of 1, Adam without weight decay.
 
-Run:    python algos/llm_reward.py --model results/zoo/addition_sft
-Expect: agrees with 0.82 of the held-out pairs, with 6,000 pairs and --learning-rate 3e-4, after 100,000 tokens (one
-        seed).
+Run:    python algos/llm_reward.py --num-pairs 6000 --learning-rate 3e-4 --total-tokens 100000
+Expect: agrees with 0.82 of the held-out pairs (one seed).
 """
 
 import math

@@ -48,7 +48,7 @@ def split_prompts(rows: list[Row], share: float) -> tuple[list[Row], list[Row]]:
     keys = list(map(prompt_key, rows))
     different = list(dict.fromkeys(keys))
     if len(different) < 2:
-        raise ValueError("there is one prompt only, and one has to be held out; give held_out a second file")
+        raise ValueError("there is one prompt only, and one has to be held out; give a second file (--held-out)")
     count = min(max(1, round(share * len(different))), len(different) - 1)
     chosen = torch.randperm(len(different), generator=torch.Generator().manual_seed(0))[:count].tolist()
     held_out = {different[index] for index in chosen}

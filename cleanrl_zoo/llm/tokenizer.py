@@ -69,7 +69,8 @@ def encode_prompts(tokenizer: "PreTrainedTokenizerBase", prompts: list[Prompt]) 
     for prompt, chat in zip(prompts, is_chat, strict=True):
         if chat and not tokenizer.chat_template:
             raise ValueError(
-                "a prompt is a chat, but this model's tokenizer has no chat template; give prompts as text"
+                "a prompt is a chat, but this model's tokenizer has no chat template; give prompts as text, "
+                "without --chat and --system"
             )
         texts.append(
             tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) if chat else prompt

@@ -412,7 +412,7 @@ class Run:
             )
             sys.exit(130)
         if isinstance(error, getattr(self.envs, "errors", ())):
-            self.progress.message(f"error: {error}; {last}; go on with: {resume}")
+            self.progress.message(f"error: {error}; {last}; mend that and go on with: {resume}")
             sys.exit(1)
         if isinstance(error, NonFinite):
             advice = f"; try a smaller {flag('learning_rate')}" if "losses/" in str(error) else ""

@@ -653,6 +653,19 @@ def test_a_completion_without_a_score_takes_no_part_in_the_gradient():
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)
 
 
+def test_gdpo_credits_what_is_paid():
+    """With conditional rewards the second of two counts only beside a first of at least 1."""
+    groups, paid, plain = (groups_by_hand("gdpo") for _ in range(3))
+    for some in (groups, paid, plain):
+        some.rewards = torch.tensor(
+            [[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [[0.0, 1.0], [0.0, 0.0], [1.0, 0.5]]], dtype=torch.float64
+        )
+    paid.rewards[0, 1, 1] = paid.rewards[1, 0, 1] = 0.0  # by hand: the format of two wrong answers
+    found = credit_of(groups, flags("--variant", "gdpo", "--conditional-rewards"))
+    torch.testing.assert_close(found, credit_of(paid, flags("--variant", "gdpo")))
+    assert (found - credit_of(plain, flags("--variant", "gdpo"))).abs().max() > 0.1
+
+
 def test_a_greedy_answer_without_a_score_loses_its_group_not_the_run():
     groups = groups_by_hand("remax")
     groups.greedy[0] = math.nan

@@ -403,7 +403,7 @@ def test_files_that_give_no_prompts(tmp_path, monkeypatch):
         (binary, ValueError, "is no text in UTF-8; a file must be JSON lines"),
         (tmp_path / "none.jsonl", ValueError, "there is no such file or folder"),
         ("none.jsonl", ValueError, "there is no such file or folder"),
-        (one, ValueError, "there is one prompt only, and one has to be held out; give held_out a second file"),
+        (one, ValueError, "there is one prompt only, and one has to be held out; give a second file (--held-out)"),
         (tmp_path, ImportError, "pip install -c constraints.txt -e '.[llm]'"),
         ("someone/something", ImportError, "pip install -c constraints.txt -e '.[llm]'"),
     ]:

@@ -299,3 +299,11 @@ def test_a_textbook_world_has_no_picture_and_says_so(tmp_path, capsys):
     zoo.save(tmp_path / "p", policy=policy, card=card)
     code, _, err = command(capsys, "video", str(tmp_path / "p"), "--out", str(tmp_path / "film.gif"))
     assert code == 2 and err.count("\n") == 1 and "has no picture to film" in err
+
+
+def test_a_language_model_is_named_as_one(tmp_path):
+    (tmp_path / "policy").mkdir()
+    for name in ("run.json", "policy/config.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match="a language model; transformers loads it"):
+        zoo.find(str(tmp_path))
