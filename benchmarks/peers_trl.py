@@ -42,7 +42,7 @@ class Sizes:
     group_size: int = 8  # of a rollout
     prompt_length: int = 192
     max_length: int = 256  # of a completion
-    rollouts: int = 2  # that are timed, likewise
+    rollouts: int = 3  # that are timed, likewise
     mean_length: int = 64  # every 64th token of the vocabulary ends a completion
     grpo_prompts: int = 32
     grpo_group_size: int = 8
