@@ -1,7 +1,7 @@
 """Networks, their initialisers, and the optimisers written as tensor code."""
 
 from cleanrl_zoo.nn.cnn import nature_cnn
-from cleanrl_zoo.nn.ensemble import EnsembleMLP
+from cleanrl_zoo.nn.ensemble import EnsembleMLP, Fit, GaussianEnsemble, fit, fit_step, negative_log_likelihood
 from cleanrl_zoo.nn.heads import dueling_as_linear, squashed_gaussian
 from cleanrl_zoo.nn.init import uniform_fan_in
 from cleanrl_zoo.nn.mlp import ACTIVATIONS, mlp
@@ -12,15 +12,20 @@ __all__ = [
     "ACTIVATIONS",
     "Adam",
     "EnsembleMLP",
+    "Fit",
+    "GaussianEnsemble",
     "RMSprop",
     "Table",
     "clip_grad_norm",
     "dueling_as_linear",
     "epsilon_greedy_probs",
+    "fit",
+    "fit_step",
     "greedy_probs",
     "mean_error",
     "mlp",
     "nature_cnn",
+    "negative_log_likelihood",
     "new_table",
     "sample_action",
     "squashed_gaussian",

@@ -44,6 +44,14 @@ METRICS: dict[str, tuple[str, str]] = {
         "return",
         "root of the mean squared error over the states against the exact values, mean over the runs",
     ),
+    "losses/qf_real": ("return", "mean action value of the update's transitions from the environment"),
+    "losses/qf_model": ("return", "mean action value of the update's transitions from the model"),
+    "charts/model_share": ("share", "transitions of an update that the model imagined"),
+    "charts/rollout_length": ("steps", "k, longest imagined rollout after a fit of the model"),
+    "charts/rollout_survival": ("share", "imagined rollouts that the model did not end before their last step"),
+    "charts/model_epochs": ("epochs", "passes over the bootstrap samples that a fit of the model took"),
+    "losses/model_nll": ("nats", "negative log-likelihood per column of the last epoch of a fit, mean over members"),
+    "losses/model_error": ("target²", "mean squared error of the elites' means on the holdout after a fit"),
     "losses/alpha": ("return/nat", "temperature: weight of the entropy against the reward"),
     "losses/epochs": ("epochs", "passes over the batch that were executed before target_kl stopped them"),
     "charts/action_std": ("action", "standard deviation of the Gaussian policy, mean over the action's dimensions"),
@@ -95,11 +103,14 @@ METRICS: dict[str, tuple[str, str]] = {
     "losses/accuracy": ("share", "tokens of the completions that the model holds for the likeliest"),
     "time/collect": ("s", "wall-clock seconds that the interval spent stepping environments"),
     "time/update": ("s", "wall-clock seconds spent updating"),
+    "time/model": ("s", "wall-clock seconds spent fitting the model and on what it imagines"),
     "time/eval": ("s", "wall-clock seconds spent evaluating"),
 }
 
 # One tag per component of a task's reward: `rewards/<name>`, its mean over the sampled completions.
 REWARDS = "rewards/"
+# One tag per member of a model: `model/error_<i>`, its mean squared error on the holdout after a fit.
+MODEL = "model/"
 
 # These differ between two equal runs and stand outside every comparison.
 WALL_CLOCK_TAGS = ("charts/SPS", "time/")
@@ -142,7 +153,7 @@ class MetricLog:
             KeyError: for a tag that `METRICS` does not define.
         """
         for tag in values:
-            if tag not in METRICS and not tag.startswith(REWARDS):
+            if tag not in METRICS and not tag.startswith((REWARDS, MODEL)):
                 raise KeyError(f"metric {tag!r} is not defined in run/metrics.py")
         row = {"global_step": global_step, **{tag: value for tag, value in values.items() if not math.isnan(value)}}
         self._file.write(json.dumps(row).encode() + b"\n")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 # One stream per purpose; 0 and 1 are the training and evaluation environments (envs/vec.py).
-STREAMS = {"global": 2, "init": 3, "noise": 4, "minibatch": 5, "prompts": 6, "evaluation": 7}
+STREAMS = {"global": 2, "init": 3, "noise": 4, "minibatch": 5, "prompts": 6, "evaluation": 7, "model": 8}
 
 
 def stream_seed(seed: int, stream: str) -> int:
