@@ -25,7 +25,7 @@ Deviations from the paper, each with its reason:
  5. log σ of the policy is stretched from a tanh as in algos/sac.py.
  6. Terminations come from `envs/model_functions.py`, as in the paper, rewards from the model.
 
-Longer than 300 lines: soft actor-critic stands here whole, beside the model's part of the algorithm.
+This file is longer than 300 lines: soft actor-critic stands here whole, beside the model's part of the algorithm.
 
 Run:    python algos/mbpo.py --env InvertedPendulum-v4 --preset inverted_pendulum
 """

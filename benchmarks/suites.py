@@ -143,6 +143,13 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         *grid(("dqn",), ("MountainCar-v0",), 120_000, ("--preset", "mountain_car", *EVERY_25K)),
         *grid(("dqn",), ("LunarLander-v3",), 400_000, ("--preset", "lunar_lander", *EVERY_100K)),
     ),
+    # Models of the world beside the same environment without one, over the same real steps.
+    "model_based": (
+        Entry("mbpo", "InvertedPendulum-v4", (1, 2, 3), 5000, ("--preset", "inverted_pendulum")),
+        Entry("sac", "InvertedPendulum-v4", (1, 2, 3), 5000, ("--learning-starts", "500", "--eval-every", "250")),
+        Entry("mbpo", "Hopper-v4", (1,), 60_000, ("--preset", "hopper_light")),
+        Entry("sac", "Hopper-v4", (1, 2, 3), 60_000, ("--eval-every", "1000")),
+    ),
     # Where the suite `addition` begins: two-digit additions, half of the answers random.
     "addition_sft": (Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5")),),
     # Every variant from that same checkpoint, with as many sampled tokens. Answers have at most four tokens; a limit of

@@ -108,7 +108,7 @@ class GaussianEnsemble(nn.Module):
         self.register_buffer("elites", torch.arange(elites))  # [K], best first
 
     def forward(self, inputs: Tensor) -> DiagGaussian:
-        """inputs [B, in], shared by all members, or [E, B, in] -> each one's prediction, mean and log std [E, B, out]."""
+        """inputs [B, in], shared by all members, or [E, B, in] -> the prediction of each, [E, B, out]."""
         return self._bounded(self.network((inputs - self.input_mean) / self.input_std))
 
     def predict(self, inputs: Tensor, members: Tensor) -> DiagGaussian:
