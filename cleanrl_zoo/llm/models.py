@@ -250,20 +250,21 @@ class LanguageModel(nn.Module):
             raise ValueError("a value is asked of a model without value head; make it with value_head=True")
         keep = mask.bool()
         ids = tokens[:, start + 1 :][keep]  # [n]
-        inputs = self.inputs(tokens, attention_mask) | {"use_cache": False}
+        # nothing is predicted from the last column
+        inputs = self.inputs(tokens[:, :-1], attention_mask[:, :-1]) | {"use_cache": False}
         if self.linear_head:
-            hidden = self.model.base_model(**inputs).last_hidden_state[:, start:-1][keep]  # [n, H]
+            hidden = self.model.base_model(**inputs).last_hidden_state[:, start:][keep]  # [n, H]
             weight = self.model.get_output_embeddings().weight  # [V, H]
             logprob = linear_logprobs(hidden, weight, ids, temperature, entropy=entropy)  # [n]
             logprob, entropies = logprob if entropy else (logprob, None)
         else:  # soft caps, scales, biases: the model's own logits
             if "logits_to_keep" in self.accepts:
-                inputs["logits_to_keep"] = length + 1
+                inputs["logits_to_keep"] = length
             output = self.model(**inputs, output_hidden_states=value)
-            logits = output.logits[:, -length - 1 : -1][keep].unsqueeze(0)  # [1, n, V]
+            logits = output.logits[:, -length:][keep].unsqueeze(0)  # [1, n, V]
             logprob = token_logprobs(logits, ids.unsqueeze(0), temperature)[0]
             entropies = token_entropy(logits, temperature)[0] if entropy else None
-            hidden = output.hidden_states[-1][:, start:-1][keep] if value else None
+            hidden = output.hidden_states[-1][:, start:][keep] if value else None
 
         def spread(rows: Tensor) -> Tensor:
             whole = rows.new_zeros(mask.shape)  # [B, L]
