@@ -2,27 +2,46 @@
 
     python benchmarks/peers_sb3.py --algo sac --env Hopper-v4 --total-timesteps 100000 --run-dir runs/sb3_sac
 
-With their defaults, or with the constructor's arguments that `--settings` names as JSON. `--out` saves the model:
-`speed.py` measures that as a process, from start to exit. `--run-dir` leaves the files that a run of `algos/` leaves,
-so that `run.py` can run and publish it: its log, evaluations on the environments and seeds of ours, and its summary.
-The last line printed is the number of environment steps taken (a last rollout is completed).
+With their defaults, or with the constructor's arguments that `--settings` names as JSON; "lin_0.001" is a rate that
+falls from 0.001 to 0, as RL Baselines3 Zoo writes it. `--normalize` puts VecNormalize around the environments, with its
+defaults. `--out` saves the model: `speed.py` measures that as a process, from start to exit. `--run-dir` leaves the
+files that a run of `algos/` leaves, so that `run.py` can run and publish it: its log with wall-clock seconds,
+evaluations on the environments and seeds of ours, and its summary. Such a run cannot be resumed: one that was cut
+starts again, a finished one is left as it is. The last line printed is the number of environment steps taken (a last
+rollout is completed).
 
-Only what the measured process needs is imported at the top: SBX has an environment of its own, without this package.
+Only what the measured process needs is imported at the top: SBX may have an environment of its own, without this
+package.
 """
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
-from stable_baselines3 import A2C, DQN, PPO, SAC
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
+INSTALL = "pip install -c constraints.txt -e '.[peers]'"
+
+
+def exit_with(message: str) -> NoReturn:
+    """Prints one line to stderr and leaves with exit code 2."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+try:
+    import gymnasium
+    import torch
+    from stable_baselines3 import A2C, DQN, PPO, SAC
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+except ModuleNotFoundError as error:
+    exit_with(f"{error.name} is not installed: {INSTALL}")
 
 ALGORITHMS = ("ppo", "a2c", "sac", "dqn", "trpo")
 
@@ -38,6 +57,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--settings", default="{}", help="JSON: arguments of the constructor; default: the package's own"
     )
+    parser.add_argument("--normalize", action="store_true", help="VecNormalize, frozen in evaluations")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0: torch's default")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", help="file to save the model to")
@@ -59,28 +79,51 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def keywords(settings: str) -> dict[str, Any]:
-    """The constructor's arguments; an activation is given by its name in torch.nn."""
+    """The constructor's arguments. An activation is given by its name in torch.nn, a falling rate as "lin_<start>"."""
     values = json.loads(settings)
     if not isinstance(values, dict):
         raise ValueError("not an object")
     policy = values.get("policy_kwargs", {})
     if "activation_fn" in policy:
         policy["activation_fn"] = getattr(torch.nn, policy["activation_fn"])
+    for name, value in values.items():
+        if isinstance(value, str) and re.match(r"lin_\d", value):
+            values[name] = falling(float(value.removeprefix("lin_")))
     return values
 
 
-def make(args: argparse.Namespace) -> BaseAlgorithm:
-    """The package's model, as its documentation makes it."""
-    if args.package == "sbx":
-        import sbx
+def falling(start: float) -> Any:
+    """The rate as a function of the share of the run that is left, 1 to 0."""
+    return lambda left: start * left
 
-        algorithm = getattr(sbx, args.algo.upper())
-    elif args.algo == "trpo":
-        from sb3_contrib import TRPO as algorithm
-    else:
-        algorithm = {"ppo": PPO, "a2c": A2C, "sac": SAC, "dqn": DQN}[args.algo]
-    env = args.env if args.num_envs == 1 else make_vec_env(args.env, args.num_envs)
-    return algorithm("MlpPolicy", env, seed=args.seed, **keywords(args.settings))
+
+def make(args: argparse.Namespace) -> BaseAlgorithm:
+    """The package's model, as its documentation makes it.
+
+    Raises:
+        ValueError: one line, if the package is not installed, or it refuses the environment or an argument.
+    """
+    try:
+        if args.package == "sbx":
+            import sbx
+
+            algorithm = getattr(sbx, args.algo.upper())
+        elif args.algo == "trpo":
+            from sb3_contrib import TRPO as algorithm
+        else:
+            algorithm = {"ppo": PPO, "a2c": A2C, "sac": SAC, "dqn": DQN}[args.algo]
+    except ModuleNotFoundError as error:
+        install = "pip install -c constraints.txt sbx-rl" if args.package == "sbx" else INSTALL
+        raise ValueError(f"{error.name} is not installed: {install}") from None
+    settings = keywords(args.settings)
+    try:
+        env = args.env if args.num_envs == 1 else make_vec_env(args.env, args.num_envs)
+        if args.normalize:
+            gamma = {"gamma": settings["gamma"]} if "gamma" in settings else {}
+            env = VecNormalize(make_vec_env(args.env, args.num_envs), **gamma)
+        return algorithm("MlpPolicy", env, seed=args.seed, **settings)
+    except (gymnasium.error.Error, AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"--algo {args.algo} --env {args.env} --settings {args.settings}: {error}") from None
 
 
 class Recorder(BaseCallback):
@@ -94,6 +137,20 @@ class Recorder(BaseCallback):
         self.eval_curve: list[list[float]] = []
         self.eval_returns: list[float] = []
         self.previous, self.started = 0, time.perf_counter()
+        self.phase, self.since = "collect", self.started
+        self.seconds: dict[str, float] = {}  # by phase, since the last row
+
+    def enter(self, phase: str) -> None:
+        """Counts the time since the last call as that of the phase until now; a new one begins."""
+        now = time.perf_counter()
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + now - self.since
+        self.phase, self.since = phase, now
+
+    def _on_rollout_start(self) -> None:
+        self.enter("collect")
+
+    def _on_rollout_end(self) -> None:
+        self.enter("update")
 
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
@@ -117,14 +174,18 @@ class Recorder(BaseCallback):
             returns, lengths = zip(*self.episodes, strict=True)
             row["charts/episodic_return"] = sum(returns) / len(returns)
             row["charts/episodic_length"] = sum(lengths) / len(lengths)
+        phase = self.phase
         if evaluate:
+            self.enter("eval")
             self.eval_returns, lengths = self.evaluate()
             mean = sum(self.eval_returns) / len(self.eval_returns)
             self.eval_curve.append([self.num_timesteps, mean])
             row |= {"eval/episodic_return": mean, "eval/episodic_length": sum(lengths) / len(lengths)}
+        self.enter(phase)
         row["charts/SPS"] = self.num_timesteps / (time.perf_counter() - self.started)
+        row |= {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         self.log.write(self.num_timesteps, row)
-        self.episodes = []
+        self.episodes, self.seconds = [], {}
 
 
 def record(model: BaseAlgorithm, args: argparse.Namespace) -> None:
@@ -151,9 +212,13 @@ def record(model: BaseAlgorithm, args: argparse.Namespace) -> None:
     }
     own.close()
     write_json(args.run_dir / "run.json", run)
+    scales = model.get_vec_normalize_env() if args.normalize else None
 
     def evaluate() -> tuple[list[float], list[float]]:
-        returns, lengths = run_episodes(eval_envs, lambda obs: model.predict(obs, deterministic=True)[0])
+        def act(obs: Any) -> Any:
+            return model.predict(obs if scales is None else scales.normalize_obs(obs), deterministic=True)[0]
+
+        returns, lengths = run_episodes(eval_envs, act)
         return [float(value) for value in returns], [float(value) for value in lengths]
 
     log = MetricLog(args.run_dir)
@@ -183,13 +248,25 @@ def record(model: BaseAlgorithm, args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
+    if args.run_dir is not None and (args.run_dir / "summary.json").exists():
+        print(f"{args.run_dir} is finished; its results are in {args.run_dir / 'summary.json'}", file=sys.stderr)
+        return
+    if args.run_dir is not None and (args.run_dir / "run.json").exists():
+        print(f"{args.run_dir} was cut; this run cannot be resumed and starts again", file=sys.stderr)
     if args.threads:
         torch.set_num_threads(args.threads)
-    model = make(args)
-    if args.run_dir is None:
-        model.learn(args.total_timesteps)
-    else:
-        record(model, args)
+    try:
+        model = make(args)
+    except ValueError as error:
+        exit_with(str(error))
+    try:
+        if args.run_dir is None:
+            model.learn(args.total_timesteps)
+        else:
+            record(model, args)
+    except KeyboardInterrupt:
+        print("stopped; this run cannot be resumed: it would start again", file=sys.stderr)
+        sys.exit(130)
     if args.out:
         model.save(args.out)
     print(model.num_timesteps)

@@ -1,12 +1,14 @@
-"""Published results: `results/<suite>/<label>/<env>/seed_<k>/{curve.csv,run.json,summary.json}`, written and read.
+"""Published results, written and read: `results/<suite>/<label>/<env>/seed_<k>/` with `curve.csv`, `clock.csv`,
+`run.json` and `summary.json`.
 
 `curve.csv` and `summary.json` hold nothing that depends on the clock or the folder, so equal runs give equal files;
-`run.json` says how, where and when the run was made.
+`clock.csv` has the seconds at each point of the curve, and `run.json` says how, where and when the run was made.
 """
 
 import argparse
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -14,9 +16,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NoReturn
 
-from suites import SUITES, Entry
+import numpy as np
+from suites import PACKAGES, SUITES, Entry, with_peers
 
-from cleanrl_zoo.run.arguments import exit_with, folder_name
+from cleanrl_zoo.run.arguments import exit_with, folder_name, nearest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_POINTS = 1000
@@ -32,9 +35,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def suite(name: str) -> tuple[Entry, ...]:
-    """The suite of that name; ValueError names the known ones."""
+    """The suite of that name; `<suite>_sb3` and `<suite>_sbx` are a suite beside that package (`suites.with_peers`).
+
+    Raises:
+        ValueError: naming the nearest and all that are known.
+    """
+    base, _, package = name.rpartition("_")
+    if name not in SUITES and base in SUITES and package in PACKAGES:
+        return with_peers(base, package)
     if name not in SUITES:
-        raise ValueError(f"--suite {name}: benchmarks/suites.py has {', '.join(SUITES)}")
+        near = nearest(name, SUITES)
+        raise ValueError(f"--suite {name}: the nearest is {near}; benchmarks/suites.py has {', '.join(SUITES)}")
     return SUITES[name]
 
 
@@ -43,9 +54,9 @@ def source(suite_name: str, entry: Entry, seed: int) -> tuple[Path, Entry]:
 
     Other than the suite's own folder and `entry` itself where the entry names another suite's results, or a longer run.
     """
-    for other in SUITES.get(suite_name, ()):
+    for other in SUITES.get(entry.results or suite_name, ()):
         if (other.name, other.env) == (entry.longer, entry.env) and seed in other.seeds:
-            return source(suite_name, other, seed)
+            return source(entry.results or suite_name, other, seed)
     return Path(entry.results or suite_name) / entry.name / folder_name(entry.env) / f"seed_{seed}", entry
 
 
@@ -53,17 +64,22 @@ def check_made_as_asked(folder: Path, entry: Entry, seed: int) -> None:
     """Raises ValueError if the run in `folder` was made with other flags than the suite's."""
     args = read_run(folder)["args"]
     wanted = {name.replace("-", "_"): value for name, value in entry.asked.items()} | {"seed": str(seed)}
-    words = deque(word for flag in entry.flags for word in flag.split("=", 1))
+    words = deque(part for word in entry.flags for part in (word.split("=", 1) if word.startswith("--") else [word]))
     while words:
-        name = words.popleft().removeprefix("--").replace("-", "_")
-        if words and not words[0].startswith("--"):
-            wanted[name] = words.popleft()
+        name, values = words.popleft().removeprefix("--").replace("-", "_"), []
+        while words and not words[0].startswith("--"):
+            values.append(words.popleft())
+        if values:
+            wanted[name] = " ".join(values)
         else:
             wanted[name.removeprefix("no_")] = str(not name.startswith("no_"))
     for name, value in wanted.items():
         have = args.get(name)
+        have = " ".join(map(str, have)) if isinstance(have, list) else have
         same = (
-            float(value) == have if isinstance(have, int | float) and not isinstance(have, bool) else value == str(have)
+            float(value) == have
+            if isinstance(have, int | float) and not isinstance(have, bool)
+            else str(have) in (value, without_paths(value))  # a published run has no absolute paths
         )
         if not same:
             raise ValueError(f"{folder} was made with {name} {have}, the suite asks for {value}: move that folder away")
@@ -165,6 +181,32 @@ def read_curve(path: Path) -> list[dict[str, float]]:
         raise ValueError(f"{path}: cannot be read ({error})") from None
 
 
+def clock(rows: list[dict[str, float]], wall_clock_s: float, max_points: int = MAX_POINTS) -> list[tuple[int, float]]:
+    """Step and wall-clock seconds of training at each point that `thin` makes of these log rows.
+
+    The seconds of the phases (`time/*`) are added up row by row; what no phase covers, set-up and checkpoints, is
+    spread over the run in proportion, so that the last point is at `wall_clock_s`. Empty where the log has no phases.
+    """
+    spent = [sum(value for tag, value in row.items() if tag.startswith("time/")) for row in rows]
+    total, so_far = sum(spent), list(itertools.accumulate(spent))
+    if total <= 0:
+        return []
+    width = max(1, math.ceil(len(rows) / max_points))
+    ends = [min(start + width, len(rows)) - 1 for start in range(0, len(rows), width)]
+    return [(rows[end]["global_step"], so_far[end] / total * wall_clock_s) for end in ends]
+
+
+def read_clock(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and seconds of a `clock.csv`, [points] each; ValueError names the file if it is damaged."""
+    try:
+        with open(path, newline="") as file:
+            rows = [(float(row["step"]), float(row["seconds"])) for row in csv.DictReader(file)]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+    steps, seconds = np.asarray(rows, np.float64).reshape(-1, 2).T
+    return steps, seconds
+
+
 def without_paths(value: Any) -> Any:
     """`value` with every absolute path made relative to the repository, or cut to its last name outside it."""
     if isinstance(value, dict):
@@ -187,11 +229,14 @@ def publish(run_dir: Path, folder: Path) -> None:
         ValueError: if a file of the run is missing or damaged.
     """
     run, summary = read_run(run_dir), read_summary(run_dir)
-    curve = write_curve(thin(read_metrics(run_dir / "metrics.jsonl")))
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    curve = write_curve(thin(rows))
     run["timing"] = {key: summary.pop(key) for key in TIMING if key in summary}
     for key in ("run_dir", "resume"):
         run["args"].pop(key, None)
     write_text(folder / "curve.csv", curve)
+    if times := clock(rows, run["timing"].get("wall_clock_s", 0.0)):
+        write_text(folder / "clock.csv", "step,seconds\n" + "".join(f"{step},{s:.3f}\n" for step, s in times))
     write_text(folder / "run.json", json.dumps(without_paths(run), indent=1) + "\n")
     write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")  # last: its presence says "complete"
 

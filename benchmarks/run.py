@@ -2,6 +2,8 @@
 
     python benchmarks/run.py --suite first_light --jobs 2
     python benchmarks/run.py --suite mujoco --only trpo a2c/Hopper-v4
+    python benchmarks/run.py --redo results/classic/ppo/CartPole-v1/seed_1   # one published run again: see redo.py
+    python benchmarks/run.py --suite mujoco --jobs 64 --launcher ray         # on a cluster: see docs/sweeps.md
 
 One run is one process with one thread. Several runners may work on one suite: a lock per run keeps them apart.
 Exit code 0: every run of the suite is published; 1: some are not (failures are listed); 130: interrupted.
@@ -9,7 +11,6 @@ Exit code 0: every run of the suite is published; 1: some are not (failures are 
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch import LAUNCHERS, STOP_SECONDS, Process, RayRun, check_flags, connect, launch, places
 from records import (
     ROOT,
     Parser,
@@ -31,10 +33,9 @@ from records import (
 )
 from suites import Entry
 
-from cleanrl_zoo.run.arguments import folder_name, usage_errors
+from cleanrl_zoo.run.arguments import folder_name, nearest, usage_errors
 
 BENCHMARKS = Path(__file__).parent
-STOP_SECONDS = 60  # what a run may take to stop after Ctrl-C before it is killed; its last checkpoint stays
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Job:
     run_dir: Path
     published: Path
     lock: int = -1  # file descriptor
-    process: subprocess.Popen | None = None
+    process: Process | RayRun | None = None
     problem: str = ""  # why it was not started
 
     @property
@@ -76,36 +77,24 @@ def claim(job: Job) -> bool:
     return True
 
 
-def start(job: Job, algos: Path) -> None:
+def start(job: Job, algos: Path, launcher: str = "local") -> None:
     """Starts the run, or resumes it from its last checkpoint; a peer's begins again.
 
     Raises:
         ValueError: if what lies in the run's folder is not the run that the suite asks for.
     """
     script = (BENCHMARKS if job.entry.is_peer else algos) / f"{job.entry.algorithm}.py"
-    begun = (job.run_dir / "run.json").exists()
-    if begun:
+    if (job.run_dir / "run.json").exists():
         check_made_as_asked(job.run_dir, job.entry, job.seed)
-    if begun and not job.entry.is_peer:
-        command = [sys.executable, script, "--resume", job.run_dir]
-    else:
-        if job.run_dir.exists():  # killed before it had written anything, or a peer's, which cannot be resumed
-            shutil.rmtree(job.run_dir)
-        own = [word for name, value in job.entry.asked.items() for word in (f"--{name}", value)]
-        asked = [*own, "--seed", job.seed, *job.entry.flags]
-        steps_envs = not (job.entry.is_peer or job.entry.is_language)
-        one = ["--threads", 1, "--env-threads", 1] if steps_envs else ["--threads", 1]
-        command = [sys.executable, script, "--run-dir", job.run_dir, *one, *asked]
-    with open(job.beside(".stdout"), "w") as stdout, open(job.beside(".stderr"), "w") as stderr:
-        job.process = subprocess.Popen(
-            [str(word) for word in command],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(job.lock,),
-            start_new_session=True,  # a Ctrl-C in the terminal reaches the run through stop(), once
-        )
+        if job.entry.is_peer:
+            print(f"{job.title}: was cut; a peer's run cannot be resumed, it starts again", flush=True)
+    own = [word for name, value in job.entry.asked.items() for word in (f"--{name}", value)]
+    steps_envs = not (job.entry.is_peer or job.entry.is_language)
+    one = ["--threads", 1, "--env-threads", 1] if steps_envs else ["--threads", 1]
+    first = [sys.executable, script, "--run-dir", job.run_dir, *one, *own, "--seed", job.seed, *job.entry.flags]
+    again = None if job.entry.is_peer else [sys.executable, script, "--resume", job.run_dir]
+    files = job.run_dir, job.beside(".stdout"), job.beside(".stderr")
+    job.process = launch(launcher, first, again, *files, locks=(job.lock,))
 
 
 def stop(jobs: list[Job]) -> None:
@@ -119,7 +108,7 @@ def stop(jobs: list[Job]) -> None:
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         for job in jobs:
             if job.process.poll() is None:
-                os.killpg(job.process.pid, signal.SIGKILL)
+                job.process.kill()
                 job.process.wait()
 
 
@@ -156,7 +145,7 @@ def line(job: Job) -> str:
     return f"{job.title}: {episodes}evaluation {final:.{digits}f}, {seconds:.0f} s"
 
 
-def run_jobs(jobs: list[Job], slots: int, algos: Path = ROOT / "algos") -> int:
+def run_jobs(jobs: list[Job], slots: int, algos: Path = ROOT / "algos", launcher: str = "local") -> int:
     """Brings every job to its published results, `slots` at a time; returns the exit code."""
     done, elsewhere, failures = 0, 0, []
     pending, active = deque(jobs), []
@@ -171,7 +160,7 @@ def run_jobs(jobs: list[Job], slots: int, algos: Path = ROOT / "algos") -> int:
                 active.append(job)
                 if not job.is_published and not (job.run_dir / "summary.json").exists():
                     try:
-                        start(job, algos)
+                        start(job, algos, launcher)
                     except ValueError as error:
                         job.problem = str(error)
             for job in [job for job in active if job.process is None or job.process.poll() is not None]:
@@ -204,13 +193,13 @@ def run_jobs(jobs: list[Job], slots: int, algos: Path = ROOT / "algos") -> int:
     return 0 if done == len(jobs) else 1
 
 
-def chosen(name: str, only: list[str]) -> list[Entry]:
-    """The suite's entries that one of the words `only` names; all of them without a word.
+def chosen(name: str, only: list[str], entries: list[Entry] | None = None) -> list[Entry]:
+    """Those of the suite's entries (or of these) that one of the words `only` names; all of them without a word.
 
     Raises:
         ValueError: if a word names none.
     """
-    entries = list(suite(name))
+    entries = list(suite(name)) if entries is None else entries
     words = {entry: {entry.name, entry.env, f"{entry.name}/{entry.env}"} for entry in entries}
     for word in only:
         if not any(word in known for known in words.values()):
@@ -223,13 +212,18 @@ def make_jobs(name: str, entries: list[Entry], runs_dir: Path, results: Path) ->
     """One job for each run that the entries need, be it another suite's; what two entries share is there once.
 
     Raises:
-        ValueError: if the file of an algorithm does not exist.
+        ValueError: if the file of an algorithm does not exist, or has no such flag.
     """
     jobs: dict[Path, Job] = {}
     for entry in entries:
         folder = BENCHMARKS if entry.is_peer else ROOT / "algos"
         if not (folder / f"{entry.algorithm}.py").exists():
-            raise ValueError(f"--suite {name}: {folder.name}/{entry.algorithm}.py does not exist")
+            near = nearest(entry.algorithm, [path.stem for path in folder.glob("*.py")])
+            raise ValueError(
+                f"--suite {name}: {folder.name}/{entry.algorithm}.py does not exist; the nearest is {near}"
+            )
+        if entry.flags and not entry.is_peer:
+            check_flags(folder / f"{entry.algorithm}.py", entry.flags, f"--suite {name}: {entry.name}")
         for seed in entry.seeds:
             place, made_by = source(name, entry, seed)
             jobs.setdefault(place, Job(made_by, seed, runs_dir / place, results / place))
@@ -238,31 +232,45 @@ def make_jobs(name: str, entries: list[Entry], runs_dir: Path, results: Path) ->
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="benchmarks/run.py", description="Runs a suite and publishes its results.")
-    parser.add_argument("--suite", required=True, help="a name in benchmarks/suites.py")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--suite", help="a name in benchmarks/suites.py, also with _sb3 or _sbx behind it: see peers.py")
+    what.add_argument("--redo", type=Path, metavar="FOLDER", help="one published run, to be run again and compared")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each; default 1")
-    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs", help="where runs live; default runs/")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="published results; default results/")
+    parser.add_argument("--runs-dir", type=Path, help="where runs live; default runs/ (ray: <results>/runs)")
+    parser.add_argument("--results", type=Path, help="published results; default results/")
+    parser.add_argument(
+        "--launcher", choices=LAUNCHERS, default="local", help="processes here, or tasks of a Ray cluster"
+    )
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="of the suite, these: <name>, <env> or <name>/<env>"
     )
     parser.add_argument("--zoo", action="store_true", help="run nothing; put the best policies into <results>/zoo")
     args = parser.parse_args(argv)
+    results, runs_dir = places(args.results, args.runs_dir, args.launcher)
+    if args.redo is not None:
+        import redo  # which imports this file
+
+        listen()
+        with usage_errors():
+            return redo.redo(args.redo, runs_dir)
     with usage_errors():
         if args.jobs < 1:
             raise ValueError(f"--jobs {args.jobs}: must be at least 1")
         entries = chosen(args.suite, args.only)
-        jobs = make_jobs(args.suite, entries, args.runs_dir.resolve(), args.results.resolve())
-        args.runs_dir.mkdir(parents=True, exist_ok=True)
+        jobs = make_jobs(args.suite, entries, runs_dir, results)
+        runs_dir.mkdir(parents=True, exist_ok=True)
     if args.zoo:
         with usage_errors():
             for entry in entries:
                 runs = [job.run_dir for job in jobs if job.entry == entry and (job.run_dir / "summary.json").exists()]
                 if runs and not entry.is_peer:
-                    folder = args.results.resolve() / "zoo" / entry.name / folder_name(entry.env)
+                    folder = results / "zoo" / entry.name / folder_name(entry.env)
                     print(f"{folder}: from {publish_policy(runs, folder)}")
         return 0
+    with usage_errors():
+        connect(args.launcher)
     listen()
-    return run_jobs(jobs, args.jobs)
+    return run_jobs(jobs, args.jobs, launcher=args.launcher)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What is measured: suites of runs. Seeds are fixed here before the first run and none is replaced afterwards."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Entry:
 
 LANGUAGE = ("grpo", "llm_ppo", "llm_sft", "llm_reward", "llm_distill", "dpo")  # files in algos/
 PEERS = ("peers_sb3",)  # files in benchmarks/ that train with another package and take --algo
+# What other packages have of the algorithms: the file in algos/, and the package's name for it.
+PACKAGES: dict[str, dict[str, str]] = {
+    "sb3": {"ppo": "ppo", "ppo_continuous": "ppo", "a2c": "a2c", "trpo": "trpo", "sac": "sac", "dqn": "dqn"},
+    "sbx": {"ppo": "ppo", "ppo_continuous": "ppo", "sac": "sac", "dqn": "dqn"},
+}
 
 
 def grid(
@@ -80,6 +85,50 @@ DQN_PARTS = {
     "all_four": ("--double", "--dueling", "--prioritized", "proportional", "--n-step", "3"),
 }
 SB3_SAC = ("--algo", "sac", *EVERY_25K)
+
+# Settings of RL Baselines3 Zoo (its hyperparams/{ppo,dqn,sac}.yml) as the constructors of Stable-Baselines3 take them,
+# and those or SB3's defaults as flags of ours; their vf_coef belongs to an error that is not halved.
+RL_ZOO_PPO = ("--num-envs", "8", "--settings",
+              '{"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0, '
+              '"learning_rate": "lin_0.001", "clip_range": "lin_0.2"}')  # fmt: skip
+RL_ZOO_DQN = ("--settings",
+              '{"learning_rate": 0.0023, "batch_size": 64, "buffer_size": 100000, "learning_starts": 1000, '
+              '"target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16, '
+              '"exploration_final_eps": 0.04, "policy_kwargs": {"net_arch": [256, 256]}}')  # fmt: skip
+RL_ZOO_SAC = ("--settings", '{"learning_rate": 0.001}')
+DQN_AS_RL_ZOO = ("--learning-rate", "0.0023", "--batch-size", "64", "--buffer-size", "100000",
+                 "--learning-starts", "1000", "--target-update-every", "10", "--update-every", "256",
+                 "--updates-per-step", "0.5", "--exploration-fraction", "0.16", "--end-epsilon", "0.04",
+                 "--hidden", "256", "256", "--loss", "huber", "--max-grad-norm", "10")  # fmt: skip
+SAC_AS_RL_ZOO = ("--learning-rate", "0.001", "--q-learning-rate", "0.001", "--learning-starts", "100")
+PPO_AS_SB3 = ("--num-envs", "1", "--num-steps", "2048", "--num-minibatches", "32", "--update-epochs", "10",
+              "--learning-rate", "0.0003", "--no-anneal-lr", "--vf-coef", "1", "--ent-coef", "0")  # fmt: skip
+EVERY_10K = ("--eval-every", "10000")
+EVERY_1K = ("--eval-every", "1000")
+# The suite `peers`: environment, steps, evaluations; then label, file and flags of what is compared there: each as it
+# comes, SB3 with RL Baselines3 Zoo's settings or with running scales, and ours with SB3's settings (`_equal`).
+PEERS_COMPARED = (
+    ("CartPole-v1", 50_000, EVERY_10K, (
+        ("ppo", "ppo", ()),
+        ("ppo_equal", "ppo", (*PPO_AS_SB3, "--no-clip-value-loss")),
+        ("sb3_ppo", "peers_sb3", ("--algo", "ppo")),
+        ("sb3_ppo_zoo", "peers_sb3", ("--algo", "ppo", *RL_ZOO_PPO)),
+        ("dqn", "dqn", DQN_BASES["CartPole-v1"]),
+        ("dqn_equal", "dqn", DQN_AS_RL_ZOO),
+        ("sb3_dqn", "peers_sb3", ("--algo", "dqn")),
+        ("sb3_dqn_zoo", "peers_sb3", ("--algo", "dqn", *RL_ZOO_DQN)),
+    )),
+    ("Hopper-v4", 100_000, EVERY_10K, (
+        ("ppo_continuous", "ppo_continuous", ()),
+        ("ppo_equal", "ppo_continuous", PPO_AS_SB3),
+        ("sb3_ppo", "peers_sb3", ("--algo", "ppo")),
+        ("sb3_ppo_norm", "peers_sb3", ("--algo", "ppo", "--normalize")),
+    )),
+    ("Pendulum-v1", 5000, EVERY_1K, (
+        ("sac_equal", "sac", SAC_AS_RL_ZOO),
+        ("sb3_sac_zoo", "peers_sb3", ("--algo", "sac", *RL_ZOO_SAC)),
+    )),
+)  # fmt: skip
 
 ADDITION = ("--model", "results/zoo/addition_sft", "--max-length", "8", "--eval-every", "20000")
 
@@ -152,7 +201,7 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         Entry("mbpo", "InvertedPendulum-v4", (1, 2, 3), 5000, ("--preset", "inverted_pendulum")),
         Entry("sac", "InvertedPendulum-v4", (1, 2, 3), 5000, ("--learning-starts", "500", "--eval-every", "250")),
         Entry("mbpo", "Hopper-v4", (1,), 60_000, ("--preset", "hopper_light")),
-        Entry("sac", "Hopper-v4", (1, 2, 3), 60_000, ("--eval-every", "1000")),
+        Entry("sac", "Hopper-v4", (1, 2, 3), 60_000, EVERY_1K),
     ),
     # Where the suite `addition` begins: two-digit additions, half of the answers random.
     "addition_sft": (Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5")),),
@@ -190,6 +239,12 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         for env, base in DQN_BASES.items()
         for label, flags in DQN_PARTS.items()
     ),
+    # Ours and Stable-Baselines3 on one machine.
+    "peers": tuple(
+        Entry(algorithm, env, (1, 2, 3), steps, (*flags, *evaluations), label)
+        for env, steps, evaluations, compared in PEERS_COMPARED
+        for label, algorithm, flags in compared
+    ),
 }
 
 # The suite whose (only) run made the model that every run of a suite begins with.
@@ -213,3 +268,23 @@ PUBLISHED_NAMES = {
     "dqn": "DQN",
     "dqn_atari": "DQN",
 }
+
+
+def with_peers(name: str, package: str) -> tuple[Entry, ...]:
+    """What the suite `name` measures of the algorithms that `package` has too, and the package itself beside it.
+
+    Our runs are those of that suite. The package's have its own defaults, and the environments, seeds, steps and
+    evaluations of ours.
+    """
+    has, kept = PACKAGES[package], ("--eval-every", "--eval-episodes", "--log-every")
+    ours = [replace(entry, results=entry.results or name) for entry in SUITES[name] if entry.algorithm in has]
+    theirs: dict[tuple[str, str], Entry] = {}
+    for entry in ours:
+        algo = has[entry.algorithm]
+        budgets = {other.steps for other in ours if (has[other.algorithm], other.env) == (algo, entry.env)}
+        label = f"{package}_{algo}" + (f"_{entry.steps // 1000}k" if len(budgets) > 1 else "")
+        pairs = zip(entry.flags, entry.flags[1:], strict=False)
+        flags = ["--package", package, "--algo", algo, *(word for pair in pairs if pair[0] in kept for word in pair)]
+        peer = Entry("peers_sb3", entry.env, entry.seeds, entry.steps, tuple(flags), label)
+        theirs.setdefault((label, entry.env), peer)
+    return (*ours, *theirs.values())

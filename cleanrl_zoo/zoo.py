@@ -29,6 +29,7 @@ import torch
 from gymnasium.envs.registration import load_env_creator
 from torch import Tensor, nn
 
+from cleanrl_zoo.core.distributions import SquashedGaussian
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, VecEnv, make_vec, run_episodes
 from cleanrl_zoo.envs.tabular import one_number
 from cleanrl_zoo.envs.vec import env_seeds, quiet_mujoco
@@ -53,7 +54,8 @@ class Policy(nn.Module):
     `spec` is the card's entry "policy":
     `{"builder": "mlp", "sizes": [11, 64, 64, 3], "activation": "tanh", "distribution": "diag_gaussian",
     "action_low": [...], "action_high": [...]}`; a categorical policy has no bounds; a "squashed_gaussian" has
-    "log_std_bounds" [lowest, highest] too, and sizes end in two numbers per action (`nn.heads.squashed_gaussian`).
+    "log_std_bounds" [lowest, highest] too, and sizes end in two numbers per action (`nn.heads.squashed_gaussian`); with
+    "log_std": "clipped" the second is cut off at those bounds, not "stretched" into them.
     The builder "table" has "sizes" [states, actions]: a row per state, of which the largest number is the action.
     The builder "nature_cnn" reads frames of "obs_shape" [C, H, W] with "channels" filters; "sizes" are then those of
     its features and of the actions.
@@ -87,12 +89,34 @@ class Policy(nn.Module):
             return torch.multinomial(output.softmax(-1), 1, generator=generator).squeeze(-1).numpy()
         if self.spec["distribution"] == "squashed_gaussian":
             bounds = (torch.tensor(self.spec[key]) for key in ("action_low", "action_high"))
-            policy = squashed_gaussian(output, *bounds, *self.spec["log_std_bounds"])
+            if self.spec.get("log_std") == "clipped":
+                mean, log_std = output.chunk(2, -1)
+                policy = SquashedGaussian(mean, log_std.clamp(*self.spec["log_std_bounds"]), *bounds)
+            else:
+                policy = squashed_gaussian(output, *bounds, *self.spec["log_std_bounds"])
             return (policy.mode() if generator is None else policy.sample(generator=generator)[0]).numpy()
         if generator is not None:
             output = output + self.log_std.exp() * torch.randn(output.shape, generator=generator)
         low, high = (np.asarray(self.spec[key], np.float32) for key in ("action_low", "action_high"))
         return np.clip(output.numpy(), low, high)
+
+    @property
+    def obs_shape(self) -> tuple[int, ...]:
+        """Of one observation: () where states are numbered."""
+        return () if self.spec["builder"] == "table" else tuple(self.spec.get("obs_shape", self.spec["sizes"][:1]))
+
+    def predict(
+        self, obs: np.ndarray, state: Any = None, episode_start: Any = None, deterministic: bool = True
+    ) -> tuple[np.ndarray, Any]:
+        """Actions and `state`, as Stable-Baselines3's `evaluate_policy` asks a model for them.
+
+        obs [N, ...] gives actions [N, ...], one observation one action. Not deterministic: sampled with torch's global
+        generator. `state` and `episode_start` are there for recurrent models, which these are not.
+        """
+        obs = np.asarray(obs)
+        single = obs.shape == self.obs_shape
+        actions = self.act(obs[None] if single else obs, None if deterministic else torch.default_generator)
+        return (actions[0] if single else actions), state
 
 
 def policy_spec(
@@ -196,6 +220,8 @@ def _rebuild(card: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Po
             raise ValueError("action_low and action_high need one bound per action")
         if squashed and len(spec["log_std_bounds"]) != 2:
             raise ValueError("log_std_bounds needs the lowest and the highest")
+        if spec.get("log_std", "stretched") not in ("stretched", "clipped"):
+            raise ValueError(f"log_std {spec['log_std']!r}: known here are stretched, clipped")
         obs_norm = ObsNormalizer(tuple(tensors["obs_norm.mean"].shape)) if "obs_norm.mean" in tensors else None
         policy = Policy(spec, network, torch.zeros(spec["sizes"][-1]) if gaussian else None, obs_norm, card)
         policy.load_state_dict(tensors)
@@ -279,11 +305,10 @@ def evaluate(policy: Policy, episodes: int = 10, seed: int = 0) -> np.ndarray:
 
 
 def _check_spaces(policy: Policy, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
-    sizes = policy.spec["sizes"]
     if policy.spec["builder"] == "table" and isinstance(obs_space, gymnasium.spaces.Discrete):
-        seen, expected, shown = int(obs_space.n), sizes[0], f"{obs_space.n} states"
+        seen, expected, shown = int(obs_space.n), policy.spec["sizes"][0], f"{obs_space.n} states"
     else:
-        seen, expected = obs_space.shape, tuple(policy.spec.get("obs_shape", sizes[:1]))
+        seen, expected = obs_space.shape, policy.obs_shape
         shown = f"observations {seen}"
     actions = (
         action_space.n if isinstance(action_space, gymnasium.spaces.Discrete) else int(np.prod(action_space.shape))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import io
 import json
@@ -11,7 +12,7 @@ import re
 import shlex
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
@@ -22,6 +23,7 @@ from cleanrl_zoo.run.progress import CONTROL, LANGUAGE, Words
 from cleanrl_zoo.run.seeding import seed_everything
 
 ArgsT = TypeVar("ArgsT", bound="RunArgs")
+NOT_PRESET = ("preset", "resume", "run_dir")  # fields that say which run it is, not how it is made
 
 
 @dataclass
@@ -51,7 +53,7 @@ class RunArgs:
     run_dir: str | None = None
     """folder of the run; by default runs/<algorithm>/<env>/seed_<seed>_<date>-<time>"""
     preset: str | None = None
-    """named settings that replace the defaults; flags on the command line win over them"""
+    """named settings, or a JSON file of settings, that replace the defaults; flags on the command line win over them"""
 
     words: ClassVar[Words] = CONTROL
 
@@ -283,8 +285,9 @@ def parse_args(
     """The command line as a checked instance of `cls`.
 
     `--preset NAME` replaces the defaults before the other flags are read, and so does `--variant NAME` in a file that
-    has `variants`; the preset wins. `--resume FOLDER` reads the stored flags of a run and ignores all others, with a
-    note on each that differs. Errors are one line and exit code 2.
+    has `variants`; the preset wins. `--preset PATH.json` does it with a file (`read_preset`). `--resume FOLDER` reads
+    the stored flags of a run and ignores all others, with a note on each that differs. Errors are one line and exit
+    code 2.
 
     Seeds the global generators too, since an environment may draw from them while it is made.
     """
@@ -295,6 +298,10 @@ def parse_args(
     for option, settings in (("variant", variants), ("preset", presets)):
         name = _option(argv, option) if settings is not None else None
         if name is None:
+            continue
+        if option == "preset" and name.endswith(".json"):
+            with usage_errors():
+                named |= {**read_preset(Path(name), cls), option: name}
             continue
         if name not in settings:
             exit_with(f"--{option} {name}: this file has {', '.join(settings)}")
@@ -314,6 +321,63 @@ def parse_args(
         args.check()
     seed_everything(args.seed)
     return args
+
+
+def read_preset(path: Path, cls: type[RunArgs]) -> dict[str, Any]:
+    """The settings in a JSON file `{"learning_rate": 0.001, "hidden": [64, 64], ...}`: fields of `cls` by name.
+
+    Raises:
+        ValueError: naming the file and what is wrong: it cannot be read, or a name or a value is none of `cls`.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"--preset {path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"--preset {path}: damaged ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f'--preset {path}: must be a JSON object of settings, as {{"seed": 1}}')
+    return checked_settings(content, cls, f"--preset {path}")
+
+
+def checked_settings(settings: dict[str, Any], cls: type[RunArgs], where: str) -> dict[str, Any]:
+    """`settings` by field of `cls` as its constructor takes them: JSON's lists as tuples, whole numbers as floats.
+
+    Raises:
+        ValueError: beginning with `where`, for a name that is no field, with the nearest, or a value of a wrong type.
+    """
+    kinds = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in NOT_PRESET}
+    checked = {}
+    for name, value in settings.items():
+        if name not in fields:
+            raise ValueError(f"{where}: there is no setting {name}; the nearest is {nearest(name, fields)}")
+        kind = kinds[name]
+        checked[name] = tuple(value) if isinstance(value, list) else value
+        if not _fits(checked[name], kind):
+            default = json.dumps(fields[name].default)
+            raise ValueError(f"{where}: {name} cannot be {json.dumps(value)}; its default is {default}")
+        alternatives = (kind, *typing.get_args(kind))
+        if type(value) is int and float in alternatives and int not in alternatives:
+            checked[name] = float(value)
+    return checked
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The one of `known` that is spelled most like `name`; "" if there is none."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0)), "")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether `value` is what a field declared as `kind` may hold; a whole number may stand for a float."""
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return value in options
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(entry, options[0]) for entry in value)
+    if options:
+        return any(_fits(value, option) for option in options)
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 def _option(argv: list[str], name: str) -> str | None:

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,9 @@ METRICS: dict[str, tuple[str, str]] = {
     "losses/ratio_max": ("1", "largest ratio π/π_old of a token"),
     "losses/dropped_tokens": ("share", "tokens whose weight between sampler and trainer is 0"),
     "losses/accuracy": ("share", "tokens of the completions that the model holds for the likeliest"),
+    "charts/planned_return": ("return", "imagined return over the horizon of the plans that the last search kept"),
+    "charts/planned_std": ("action", "standard deviation of those plans, mean over their actions"),
+    "time/plan": ("s", "wall-clock seconds that the interval spent on planning"),
     "time/collect": ("s", "wall-clock seconds that the interval spent stepping environments"),
     "time/update": ("s", "wall-clock seconds spent updating"),
     "time/model": ("s", "wall-clock seconds spent fitting the model and on what it imagines"),
@@ -120,7 +124,9 @@ class MetricLog:
     """Writes rows to `metrics.jsonl` and, from the same rows, to TensorBoard (and Weights & Biases when asked).
 
     TensorBoard's files are derived from the JSONL: a resumed run cuts the JSONL at its checkpoint's byte offset and
-    writes TensorBoard's anew, so that no tool ever shows the steps after the boundary twice.
+    writes TensorBoard's anew, so that no tool ever shows the steps after the boundary twice. They also hold the flags
+    of the folder's `run.json`, for the tab HPARAMS: which columns that tab has, flags and metrics, TensorBoard collects
+    from all runs that it is shown, since different algorithms have different ones.
     """
 
     def __init__(self, run_dir: Path, offset: int = 0, wandb_run: Any = None) -> None:
@@ -143,6 +149,8 @@ class MetricLog:
         shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
         self._tensorboard = EventFileWriter(str(run_dir / "tensorboard"))
         self._wandb = wandb_run
+        self._run_dir, self._has_flags = run_dir, False
+        self._start_session()
         for row in rows:
             self._to_tensorboard(row)
 
@@ -169,6 +177,37 @@ class MetricLog:
         event = self._event(wall_time=time.time(), step=row["global_step"], summary=self._summary(value=entries))
         self._tensorboard.add_event(event)
 
+    def _start_session(self) -> None:
+        """Tells TensorBoard the run's flags and when it began; nothing where there is no run.json."""
+        try:
+            run = json.loads((self._run_dir / "run.json").read_text())
+        except (OSError, ValueError):
+            return
+        flags = {"algorithm": run.get("algorithm"), **run.get("args", {})}
+        flags = {name: value for name, value in flags.items() if value is not None}
+        started = run.get("provenance", {}).get("started")
+        seconds = datetime.fromisoformat(started).timestamp() if started else time.time()
+        self._has_flags = bool(flags)
+        if flags:
+            self._to_hparams("session_start_info", flags, start_time_secs=seconds)
+
+    def _to_hparams(self, what: str, hparams: dict[str, Any] | None = None, **fields: float) -> None:
+        """Writes a message of TensorBoard's plugin `hparams`: the session's start with its flags, or its end."""
+        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+
+        content = plugin_data_pb2.HParamsPluginData(**{what: fields})
+        for name, value in (hparams or {}).items():
+            entry = content.session_start_info.hparams[name]
+            if isinstance(value, bool):
+                entry.bool_value = value
+            elif isinstance(value, int | float):
+                entry.number_value = value
+            else:
+                entry.string_value = str(value)
+        summary = metadata.create_summary_metadata(content)
+        value = self._summary.Value(tag=f"_hparams_/{what}", metadata=summary, tensor=metadata.NULL_TENSOR)
+        self._tensorboard.add_event(self._event(wall_time=time.time(), summary=self._summary(value=[value])))
+
     def flush(self) -> int:
         """Puts the JSONL on the disk and gives its length in bytes."""
         self._file.flush()
@@ -178,6 +217,10 @@ class MetricLog:
     def close(self) -> None:
         """Flushes and closes everything."""
         self._file.close()
+        if self._has_flags and (self._run_dir / "summary.json").exists():  # finished; otherwise it may be resumed
+            from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
+
+            self._to_hparams("session_end_info", status=STATUS_SUCCESS, end_time_secs=time.time())
         self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()

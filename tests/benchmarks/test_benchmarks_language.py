@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import records
 import report
-import report_language
 from suites import START, SUITES, Entry
 from test_benchmarks_report import write_seed
 
@@ -31,7 +30,6 @@ def test_every_suite_that_has_a_start_has_one_run_there():
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
     """The starting model at 0.2, grpo at 0.9 and 0.8, dapo at 0.7 and 0.5."""
-    monkeypatch.setattr(report_language, "REPS", 200)
     monkeypatch.setitem(SUITES, "addition_sft", (BEGIN,))
     monkeypatch.setitem(SUITES, "addition", TRIALS)
     results = tmp_path / "results"

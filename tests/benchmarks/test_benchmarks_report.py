@@ -7,18 +7,16 @@ import numpy as np
 import pytest
 import records
 import report
+import report_published
+import report_runs
+import report_tables
+from report_figures import binned
 from suites import PUBLISHED_NAMES, SUITES, Entry
 
 ENTRY = Entry("ppo_continuous", "Hopper-v4", (1, 2, 3, 4, 5), 1_000_000)
 
 
 START, END = "<!-- results:start -->", "<!-- results:end -->"
-
-
-@pytest.fixture(autouse=True)
-def few_redraws(monkeypatch):
-    """Intervals are tested elsewhere; here they only cost time."""
-    monkeypatch.setattr(report, "REPS", 200)
 
 
 def write_seed(
@@ -97,7 +95,7 @@ def published_list(tmp_path, monkeypatch):
     columns = "algorithm,env,env_version,step_budget,metric,value,spread,spread_kind,seeds,source_project"
     path = tmp_path / "published.csv"
     path.write_text(f"{columns},source_location,notes\n")
-    monkeypatch.setattr(report, "PUBLISHED", path)
+    monkeypatch.setattr(report_published, "PUBLISHED", path)
 
     def add(*cells, spread: str = "", kind: str = "", seeds: str = "", project: str = "Source") -> None:
         with open(path, "a") as file:
@@ -113,26 +111,30 @@ def test_published_numbers_match_only_like_with_like():
         ("Walker2d", 2287.95, 571.78),
         ("HalfCheetah", 1442.64, 46.03),
     ):
-        (row,) = report.published_rows(Entry("ppo_continuous", f"{env}-v4", (1,), 1_000_000), "train")
-        assert (float(row["value"]), report.spread(row), row["source_project"]) == (value, (std, 3), "CleanRL")
+        (row,) = report_published.published_rows(Entry("ppo_continuous", f"{env}-v4", (1,), 1_000_000), "train")
+        assert (float(row["value"]), report_published.spread(row), row["source_project"]) == (
+            value,
+            (std, 3),
+            "CleanRL",
+        )
     for other in (
         Entry("ppo_continuous", "Hopper-v5", (1,), 1_000_000),  # another version
         Entry("ppo_continuous", "Hopper-v4", (1,), 500_000),  # other steps
         Entry("unpublished", "Hopper-v4", (1,), 1_000_000),  # another algorithm
     ):
-        assert report.published_rows(other, "train") == []
+        assert report_published.published_rows(other, "train") == []
     # Tianshou's PPO on Hopper-v3 at 1M is a maximum over training: it never stands beside our other two returns
     v3 = Entry("ppo_continuous", "Hopper-v3", (1,), 1_000_000)
-    assert [row["source_project"] for row in report.published_rows(v3, "max")] == ["Tianshou"]
-    assert all(row["source_project"] != "Tianshou" for row in report.published_rows(v3, "train"))
-    assert report.published_rows(v3, "final") == []
+    assert [row["source_project"] for row in report_published.published_rows(v3, "max")] == ["Tianshou"]
+    assert all(row["source_project"] != "Tianshou" for row in report_published.published_rows(v3, "train"))
+    assert report_published.published_rows(v3, "final") == []
 
 
 def test_a_spread_over_episodes_is_not_a_spread_over_seeds():
     row = {"spread": "10.0", "seeds": "1", "spread_kind": "std over evaluation episodes"}
-    assert report.spread(row) is None
-    assert report.spread({**row, "spread_kind": "std over seeds", "seeds": ""}) is None
-    assert report.spread({**row, "spread_kind": "std over seeds at that step", "seeds": "10"}) == (10.0, 10)
+    assert report_published.spread(row) is None
+    assert report_published.spread({**row, "spread_kind": "std over seeds", "seeds": ""}) is None
+    assert report_published.spread({**row, "spread_kind": "std over seeds at that step", "seeds": "10"}) == (10.0, 10)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +143,16 @@ def test_a_spread_over_episodes_is_not_a_spread_over_seeds():
     [(2382.86, 271.74, 1896.76), (2287.95, 571.78, 1265.12), (1442.64, 46.03, 1360.30)],
 )
 def test_bound_is_two_standard_errors_of_the_difference_below(mean, std, bound):
-    assert report.lower_bound(mean, std, 3, 5) == pytest.approx(bound, abs=0.01)
+    assert report_published.lower_bound(mean, std, 3, 5) == pytest.approx(bound, abs=0.01)
 
 
 def test_probability_above_a_normal_draw():
     # one run at the mean, one a standard deviation above: (Φ(0) + Φ(1)) / 2 = (0.5 + 0.8413447) / 2
-    assert report.probability_above(np.array([10.0, 12.0]), 10.0, 2.0) == pytest.approx(0.67067237, abs=1e-8)
+    assert report_published.probability_above(np.array([10.0, 12.0]), 10.0, 2.0) == pytest.approx(0.67067237, abs=1e-8)
 
 
 def test_the_three_returns(home):
-    group = report.read_group(home / "results", "first_light", ENTRY)
+    group = report_runs.read_group(home / "results", "first_light", ENTRY)
     np.testing.assert_array_equal(group.scores("train"), [2000.0, 2100.0, 2400.0, 2500.0, 3000.0])
     np.testing.assert_array_equal(group.scores("final"), [2000.0, 2100.0, 2400.0, 2500.0, 3000.0])
     # the mean over seeds is highest at the first evaluation, 10 above the last
@@ -159,7 +161,7 @@ def test_the_three_returns(home):
 
 def test_maximum_is_taken_of_the_mean_over_seeds_not_of_each_seed():
     curves = [[[1, 9.0], [2, 0.0], [3, 5.0]], [[1, 0.0], [2, 8.0], [3, 5.0]]]  # means 4.5, 4, 5: the third point
-    group = report.Group(ENTRY, seeds=[1, 2], summaries=[{"eval_curve": curve} for curve in curves])
+    group = report_runs.Group(ENTRY, seeds=[1, 2], summaries=[{"eval_curve": curve} for curve in curves])
     np.testing.assert_array_equal(group.scores("max"), [5.0, 5.0])
 
 
@@ -190,7 +192,7 @@ def test_curves_are_means_over_episodes_in_bins_of_steps():
         {"step": 25.0, "train_return": 40.0, "episodes": 2.0},
     ]
     # bins [0, 10), [10, 20), [20, 30]: (3·10 + 20)/4 = 12.5; nothing, so halfway; 40
-    np.testing.assert_allclose(report.binned(curve, np.array([0.0, 10.0, 20.0, 30.0])), [12.5, 26.25, 40.0])
+    np.testing.assert_allclose(binned(curve, np.array([0.0, 10.0, 20.0, 30.0])), [12.5, 26.25, 40.0])
 
 
 def test_missing_seeds_are_said(home):
@@ -214,7 +216,10 @@ def replace_seed(home: Path, **changes) -> None:
     [
         ({"env": {"versions": {"gymnasium": "1.4.0", "mujoco": "3.3.0"}}}, "mujoco"),
         ({"env": {"engine": "gymnasium"}}, "engine is mujoco"),
-        ({"args": {"gamma": 0.9}}, "gamma is 0.99 in Hopper-v4, ppo_continuous seed 1 but 0.9 in"),
+        (
+            {"args": {"gamma": 0.9}},
+            "gamma is 0.99 in Hopper-v4, ppo_continuous seeds 1, 2, 4, 5 but 0.9 in Hopper-v4, ppo_continuous seed 3\n",
+        ),
         ({"args": {"extra": 1}}, "extra is None"),
         ({"args": {"env": "Hopper-v5"}}, "env Hopper-v5, the suite asks for Hopper-v4"),
     ],
@@ -238,13 +243,79 @@ def test_a_seed_that_the_suite_does_not_name_is_refused(home, capsys):
     assert "seed_6 is not among the suite's seeds" in refused(home, capsys)
 
 
-@pytest.mark.parametrize("name", ["summary.json", "run.json", "curve.csv"])
-def test_damaged_files_are_named(home, capsys, name):
-    path = home / "results" / "first_light" / "ppo_continuous" / "Hopper-v4" / "seed_2" / name
-    whole = path.read_text()
+@pytest.mark.parametrize("name", ["summary.json", "run.json", "curve.csv", "clock.csv"])
+def test_a_run_with_a_damaged_file_is_left_out_counted_and_named(home, capsys, name):
+    results = home / "results"
+    path = results / "first_light" / "ppo_continuous" / "Hopper-v4" / "seed_2" / name
+    whole = path.read_text() if path.exists() else "step,seconds\n100000,1.0\n"
     for damage in ('{"a": \n1,x', "{}", "", whole[: len(whole) // 2]):
         path.write_text(damage)
-        assert str(path) in refused(home, capsys)
+        group = report_runs.read_group(results, "first_light", ENTRY)
+        (line,) = group.damaged
+        assert group.seeds == [1, 3, 4, 5] and str(path) in line and "\n" not in line
+    assert make(home) == 0
+    assert f"left out: {path}: " in capsys.readouterr().err
+    text = (results / "first_light" / "README.md").read_text()
+    place = f"first_light/ppo_continuous/Hopper-v4/seed_2/{name}"
+    told = f"**Left out: 1 run has a damaged file.** {place}: "
+    assert told in text and told in (home / "README.md").read_text()
+    assert "| 4 of 5 |" in text and "Incomplete" not in text and str(home) not in text
+    page = (results / "first_light" / "report.html").read_text()
+    assert f"Left out: 1 run has a damaged file. {place}" in page and str(home) not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("run.json", {"provenance": {}}, "it lacks provenance.commit, provenance.dirty"),
+        ("run.json", {"timing": {}}, "it lacks timing.wall_clock_s"),
+        ("summary.json", {"final_eval": {}}, "it lacks final_eval.mean"),
+        ("summary.json", {"eval_curve": [[1]]}, "eval_curve is not a list of [step, return]"),
+    ],
+)
+def test_json_that_lacks_something_is_damaged(home, name, change, told):
+    path = home / "results" / "first_light" / "ppo_continuous" / "Hopper-v4" / "seed_2" / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    (line,) = report_runs.read_group(home / "results", "first_light", ENTRY).damaged
+    assert line.startswith(f"{path}: damaged (") and told in line
+
+
+def test_a_suite_of_damaged_runs_only_is_told(home, capsys):
+    for path in (home / "results" / "first_light").rglob("summary.json"):
+        path.write_text("")
+    with pytest.raises(SystemExit):
+        make(home)
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 6 and all(line.startswith("left out: ") for line in err[:5])
+    assert "holds no published run, 5 with a damaged file: python benchmarks/run.py" in err[5]
+
+
+def test_two_versions_of_an_environment_are_refused(tmp_path, monkeypatch):
+    """They are two environments, of which a report has one: which runs have which."""
+    entries = tuple(Entry("ppo_continuous", env, (1, 2), 1000) for env in ("Hopper-v4", "Ant-v5", "Hopper-v5"))
+    monkeypatch.setitem(SUITES, "mixed", entries)
+    for entry in entries:
+        for seed in entry.seeds:
+            write_seed(tmp_path / "mixed", entry, seed, 1.0)
+    told = (
+        "Hopper is Hopper-v4 in Hopper-v4, ppo_continuous seeds 1, 2 but Hopper-v5 in Hopper-v5, ppo_continuous seeds 1"
+    )
+    with pytest.raises(ValueError, match=told):
+        report.report("mixed", tmp_path, tmp_path / "none.md")
+
+
+def test_settings_that_are_evaluated_otherwise_are_refused(tmp_path, monkeypatch):
+    entries = tuple(Entry("ppo_continuous", "Hopper-v4", (1,), 1000, (), label) for label in ("one", "two", "long"))
+    entries = (*entries[:2], Entry("ppo_continuous", "Hopper-v4", (1,), 2000, (), "long"))
+    monkeypatch.setitem(SUITES, "mixed", entries)
+    for entry, episodes in zip(entries, (10, 10, 50), strict=True):  # after other steps it may be
+        write_seed(tmp_path / "mixed", entry, 1, 1.0, {"eval_episodes": episodes, "eval_every": 500})
+    report.report("mixed", tmp_path, tmp_path / "none.md")
+    path = tmp_path / "mixed" / "two" / "Hopper-v4" / "seed_1" / "run.json"
+    path.write_text(path.read_text().replace('"eval_episodes": 10', '"eval_episodes": 20'))
+    told = "eval_episodes is 10 in Hopper-v4, one seed 1 but 20 in Hopper-v4, two seed 1"
+    with pytest.raises(ValueError, match=told):
+        report.report("mixed", tmp_path, tmp_path / "none.md")
 
 
 @pytest.mark.parametrize("text", ["no markers", f"{END} {START}", f"{START}", f"{START * 2}{END}"])
@@ -276,7 +347,7 @@ def test_settings_on_one_environment_are_compared(tmp_path, monkeypatch):
 
 
 def test_names_of_published_algorithms_are_in_the_list():
-    rows = report.PUBLISHED.read_text()
+    rows = report_published.PUBLISHED.read_text()
     assert all(f"\n{name}," in rows for name in PUBLISHED_NAMES.values())
 
 
@@ -304,12 +375,12 @@ def test_rows_of_another_version_only_where_asked_and_only_where_ours_has_none(p
     published_list("TRPO", "Hopper", "v3", 1_000_000, MAX_METRIC, 2046.0)
     published_list("TRPO", "Hopper", "v3", 3_000_000, MAX_METRIC, 9999.0)  # never with other steps
     published_list("A2C", "Hopper", "v3", 1_000_000, MAX_METRIC, 9999.0)
-    assert report.published_rows(entry, "max") == []
-    (row,) = report.published_rows(entry, "max", other_versions=True)
-    assert row["value"] == "2046.0" and report.origin(row, entry.env) == "Source, Hopper-v3"
+    assert report_published.published_rows(entry, "max") == []
+    (row,) = report_published.published_rows(entry, "max", other_versions=True)
+    assert row["value"] == "2046.0" and report_published.origin(row, entry.env) == "Source, Hopper-v3"
     published_list("TRPO", "Hopper", "v4", 1_000_000, MAX_METRIC, 2100.0)
-    (row,) = report.published_rows(entry, "max", other_versions=True)
-    assert row["value"] == "2100.0" and report.origin(row, entry.env) == "Source"
+    (row,) = report_published.published_rows(entry, "max", other_versions=True)
+    assert row["value"] == "2100.0" and report_published.origin(row, entry.env) == "Source"
 
 
 def test_the_numbers_that_the_mujoco_suite_must_be_held_against():
@@ -324,8 +395,8 @@ def test_the_numbers_that_the_mujoco_suite_must_be_held_against():
         ("reinforce", 3_000_000, "HalfCheetah-v4", 884.0, 41.0),
     ):
         (entry,) = (entry for entry in SUITES["mujoco"] if (entry.name, entry.env, entry.steps) == (name, env, steps))
-        (row,) = report.published_rows(entry, "max", other_versions=True)
-        assert (float(row["value"]), report.spread(row)) == (value, (std, 10))
+        (row,) = report_published.published_rows(entry, "max", other_versions=True)
+        assert (float(row["value"]), report_published.spread(row)) == (value, (std, 10))
 
 
 @pytest.fixture
@@ -341,7 +412,7 @@ def two_suites(tmp_path, monkeypatch, published_list) -> Path:
         Entry("peers_sb3", "Hopper-v4", (1, 2), 100_000, ("--algo", "sac"), "sb3_sac"),
     )
     monkeypatch.setitem(SUITES, "other", entries)
-    monkeypatch.setattr(report, "OTHER_VERSIONS", ("other",))
+    monkeypatch.setattr(report_runs, "OTHER_VERSIONS", ("other",))
     results = tmp_path / "results"
     for seed, score in ((1, 1000.0), (2, 3000.0)):
         args = {"eval_every": 20000}
@@ -360,7 +431,7 @@ def test_one_table_of_all_with_borrowed_and_cut_runs(two_suites, published_list)
     )
     published_list("SAC", "Hopper", "v2", 200_000, WINDOW_METRIC, 1600.0)
     published_list("SAC", "Hopper", "v2", 300_000, WINDOW_METRIC, 9999.0)  # nobody came so far
-    published_list("SAC", "Hopper", "v3", 100_000, report.UNLIKE[0], 8888.0)
+    published_list("SAC", "Hopper", "v3", 100_000, report_published.UNLIKE[0], 8888.0)
     report.report("other", two_suites, two_suites / "none.md")
     text = (two_suites / "other" / "README.md").read_text()
     part = sections(text)
@@ -403,10 +474,10 @@ def test_a_cut_run_has_its_last_hundred_episodes_and_the_evaluation_at_that_step
     curve[3]["episodes"] = 0.0  # and then those at 20, 30, 50, 60: (2 + 3 + 5 + 6) / 4
     del curve[3]["train_return"]
     summary = {"train_last100": {"mean": 9.0}, "eval_curve": [[30, 1.0], [60, 2.0], [90, 3.0]]}
-    cut, points = report.beginning(summary, curve, 60)
+    cut, points = report_runs.beginning(summary, curve, 60)
     assert cut["train_last100"] == {"mean": 4.0} and cut["final_eval"] == {"mean": 2.0}
     assert cut["eval_curve"] == [[30, 1.0], [60, 2.0]] and points[-1]["step"] == 60
-    cut, points = report.beginning(summary, curve, 65)  # an iteration may go beyond: the first point from 65 on
+    cut, points = report_runs.beginning(summary, curve, 65)  # an iteration may go beyond: the first point from 65 on
     assert points[-1]["step"] == 70 and cut["final_eval"] == {"mean": None}
 
 
@@ -437,6 +508,17 @@ def test_a_window_holds_the_episodes_that_ended_in_it():
     # before step 100, 50 steps: not the point at 50 (it ended before), nor that at 110; (2·60 + 1·100) / 3 = 73.33
     curve = [{"step": float(step), "train_return": float(step), "episodes": 1.0} for step in (50, 60, 100, 110)]
     curve[1]["episodes"] = 2.0
-    group = report.Group(ENTRY, curves=[curve, curve])
-    np.testing.assert_allclose(report.at_steps(group, 100, 50), [220 / 3, 220 / 3])
-    assert len(report.at_steps(group, 40, 30)) == 0  # nothing ended there
+    group = report_runs.Group(ENTRY, curves=[curve, curve])
+    np.testing.assert_allclose(report_tables.at_steps(group, 100, 50), [220 / 3, 220 / 3])
+    assert len(report_tables.at_steps(group, 40, 30)) == 0  # nothing ended there
+
+
+def test_a_speed_of_language_models_stays_out_of_the_front_page(tmp_path):
+    import json
+
+    import report
+
+    for name, content in (("hopper", {"times": [], "env": "Hopper-v4"}), ("llm", {"times": [], "ratios": []})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        (tmp_path / f"{name}.md").write_text(f"table of {name}")
+    assert report.speed_block(tmp_path) == "table of hopper"

@@ -3,8 +3,12 @@ import pytest
 import torch
 
 from cleanrl_zoo.core.statistics import (
+    interquartile_curve,
     interquartile_mean,
+    optimality_gap,
+    performance_profile,
     probability_of_improvement,
+    resample,
     stratified_bootstrap,
     update_moments,
 )
@@ -87,3 +91,89 @@ def test_probability_of_improvement():
         probability_of_improvement([[1, 2]], [1])
     with pytest.raises(ValueError, match="at least one run"):
         probability_of_improvement([], [1])
+
+
+def test_over_axes():
+    tables = np.array([[[7.0, 6], [5, 4], [3, 2], [1, 0]], [[0, 0], [0, 0], [8, 8], [8, 8]]])  # [2, runs, tasks]
+    # the first as above, the second 0, 0 | 0, 0, 8, 8 | 8, 8
+    assert interquartile_mean(tables, axis=(1, 2)).tolist() == [3.5, 4.0]
+    # one task at a time, a run dropped at either end: (5 + 3)/2 and (4 + 2)/2
+    assert interquartile_mean(tables[0], axis=0).tolist() == [4.0, 3.0]
+    assert optimality_gap(tables, target=8.0, axis=(1, 2)).tolist() == [4.5, 4.0]
+
+
+def test_optimality_gap():
+    # what lies above the target counts as the target: 1 - (0.5 + 1 + 1 + 0)/4
+    assert optimality_gap([[0.5, 2.0], [1.0, 0.0]]) == 0.375
+    assert optimality_gap([1.0, 5.0], target=4.0) == 1.5
+
+
+def test_a_statistic_gives_the_same_interval_one_table_at_a_time():
+    """In few parts and in many: the redraws are those of one stream."""
+    scores = np.random.default_rng(0).normal(size=(5, 3))
+    whole = stratified_bootstrap(scores, interquartile_mean, reps=300)
+    assert stratified_bootstrap(scores, lambda table: interquartile_mean(table), reps=300) == whole
+
+
+def test_little_memory_changes_nothing(monkeypatch):
+    scores, others = np.random.default_rng(0).normal(size=(2, 5, 3))
+    curves = np.random.default_rng(1).normal(size=(4, 6))
+    whole = (
+        stratified_bootstrap(scores, optimality_gap, reps=50),
+        probability_of_improvement(scores, others[:4], reps=50),
+        performance_profile(scores, [-1.0, 0.0, 1.0], reps=50),
+        interquartile_curve(curves, reps=50),
+    )
+    monkeypatch.setattr("cleanrl_zoo.core.statistics.AT_ONCE", 100)
+    parts = (
+        stratified_bootstrap(scores, optimality_gap, reps=50),
+        probability_of_improvement(scores, others[:4], reps=50),
+        performance_profile(scores, [-1.0, 0.0, 1.0], reps=50),
+        interquartile_curve(curves, reps=50),
+    )
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_performance_profile():
+    # of 1, 2, 3, 4 three are above 1, none above 4; a score that equals the threshold is not above it
+    value, low, high = performance_profile([[1, 2], [3, 4]], [0, 1, 3, 4], reps=200)
+    assert value.tolist() == [1.0, 0.75, 0.25, 0.0]
+    # within a task both redraws may be the same run: at 1 the first task is all above or none, the second always is
+    assert low.tolist() == [1.0, 0.5, 0.0, 0.0] and high.tolist() == [1.0, 1.0, 0.5, 0.0]
+
+
+def test_interquartile_curve_ends_with_the_shortest_run():
+    nan = np.nan
+    curves = [[1, 2, 3], [5, 2, nan], [3, 2, 9], [7, 2, 9]]  # one of four is dropped at either end: (3 + 5)/2; 2
+    value, low, high = interquartile_curve(curves, reps=200)
+    np.testing.assert_array_equal(value, [4, 2, nan])
+    assert 1 <= low[0] < 4 < high[0] <= 7 and (low[1], high[1]) == (2, 2) and np.isnan(low[2]) and np.isnan(high[2])
+    assert all(np.isnan(part).all() for part in interquartile_curve([[nan, nan]]))
+    with pytest.raises(ValueError, match=r"curves have shape \[2\]"):
+        interquartile_curve([1.0, 2.0])
+
+
+def test_resample_averages_around_each_point_of_the_grid():
+    # the lines 0-10-0: over [0, 5] from 0 to 5, mean 2.5; over [5, 15] 5 up to 10 and down to 5, mean 7.5; and 2.5
+    np.testing.assert_allclose(resample([0, 10, 20], [0, 10, 0], [0, 10, 20]), [2.5, 7.5, 2.5])
+    # the line from (10, 1) to (30, 3): around 20 from 15 to 25, mean 2; around 10 from 10 to 15, since nothing is there
+    # before, mean 1.25; around 30 from 25 to 30, mean 2.75; 5 and 35 are outside
+    grid = [5, 10, 20, 30, 35]
+    np.testing.assert_allclose(resample([10, 30], [1, 3], grid), [np.nan, 1.25, 2, 2.75, np.nan])
+    np.testing.assert_allclose(resample([10], [7], grid), [np.nan, 7, np.nan, np.nan, np.nan])
+    for x, y in (([1, 1], [0, 0]), ([2, 1], [0, 0]), ([1, 2], [0]), ([], [])):
+        with pytest.raises(ValueError, match="must increase strictly and have a y"):
+            resample(x, y, [1])
+    with pytest.raises(ValueError, match=r"grid \[2\] must increase"):
+        resample([1, 2], [0, 0], [2, 2])
+
+
+def test_resampling_keeps_the_area():
+    """Whole stretches partition the range: the mean over them, weighted by width, is that of the curve."""
+    generator = np.random.default_rng(0)
+    x, y = np.sort(generator.uniform(0, 1, 200)), generator.normal(size=200)
+    grid = np.linspace(x[0], x[-1], 11)
+    width = np.full(11, (x[-1] - x[0]) / 10)
+    width[[0, -1]] /= 2
+    assert (resample(x, y, grid) * width).sum() == pytest.approx(np.trapezoid(y, x), abs=1e-9)

@@ -1,5 +1,7 @@
+import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
@@ -69,8 +71,6 @@ def test_help_names_every_flag_and_its_unit(capsys):
 
 
 def test_resume_reads_the_stored_flags_and_notes_others(tmp_path, capsys):
-    import dataclasses
-
     stored = {k: v for k, v in dataclasses.asdict(Args(seed=5, num_envs=4)).items() if k not in ("resume", "run_dir")}
     (tmp_path / "run.json").write_text(json.dumps({"algorithm": "test_run_arguments", "args": stored}))
     args = parse("--resume", str(tmp_path), "--seed", "9", "--num-envs", "4")
@@ -88,6 +88,64 @@ def test_resume_reads_the_stored_flags_and_notes_others(tmp_path, capsys):
             parse("--resume", str(tmp_path))
         err = capsys.readouterr().err
         assert word in err and err.count("\n") == 1
+
+
+@dataclass
+class MoreArgs(Args):
+    """Fields of every kind that a file of settings may hold."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    target_kl: float | None = None
+    loss: Literal["squared", "huber"] = "squared"
+
+
+def test_a_preset_may_be_a_file_of_settings(tmp_path):
+    path = tmp_path / "best.json"
+    path.write_text(
+        '{"num_envs": 3, "learning_rate": 1, "hidden": [8, 8, 8], "target_kl": 2, "loss": "huber", "compile": false}'
+    )
+    args = parse_args(MoreArgs, PRESETS, ["--preset", str(path), "--num-envs", "5"])
+    assert (args.num_envs, args.hidden, args.target_kl, args.loss) == (5, (8, 8, 8), 2.0, "huber")  # the flag wins
+    assert (args.learning_rate, type(args.learning_rate), args.compile) == (1.0, float, False)
+    assert args.preset == str(path) and args.gamma == 0.99
+    # stored as any flag is: resuming does not need the file any more
+    stored = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("resume", "run_dir")}
+    (tmp_path / "run.json").write_text(json.dumps({"algorithm": "test_run_arguments", "args": stored}))
+    path.unlink()
+    again = parse_args(MoreArgs, PRESETS, ["--resume", str(tmp_path)])
+    assert dataclasses.replace(again, resume=None, run_dir=None) == args
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        ('{"num_envs": ', "damaged ("),
+        ("[1, 2]", "must be a JSON object of settings"),
+        ('{"learning_rte": 0.1}', "there is no setting learning_rte; the nearest is learning_rate"),
+        ('{"run_dir": "here"}', "there is no setting run_dir"),
+        ('{"learning_rate": "high"}', 'learning_rate cannot be "high"; its default is 0.001'),
+        ('{"num_envs": 2.5}', "num_envs cannot be 2.5; its default is 8"),
+        ('{"num_envs": true}', "num_envs cannot be true"),
+        ('{"num_envs": null}', "num_envs cannot be null"),
+        ('{"compile": 1}', "compile cannot be 1; its default is true"),
+        ('{"hidden": [64, "wide"]}', 'hidden cannot be [64, "wide"]; its default is [64, 64]'),
+        ('{"hidden": 64}', "hidden cannot be 64"),
+        ('{"target_kl": "low"}', 'target_kl cannot be "low"; its default is null'),
+        ('{"loss": "cubed"}', 'loss cannot be "cubed"; its default is "squared"'),
+        ('{"gamma": 1.5}', "--gamma 1.5: must be at least 0 and at most 1"),
+        ('{"gamma": NaN}', "--gamma nan"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_used_is_told_in_one_line(tmp_path, capsys, content, told):
+    path = tmp_path / "best.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        parse_args(MoreArgs, PRESETS, ["--preset", str(path)])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and told in err
+    assert told.startswith("--") or f"--preset {path}: " in err
 
 
 def test_usage_errors_turns_set_up_errors_into_one_line(capsys):

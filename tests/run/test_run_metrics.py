@@ -122,3 +122,57 @@ def test_rewards_have_tags_of_their_own(tmp_path):
     with pytest.raises(KeyError, match="reward/correct"):
         log.write(2, {"reward/correct": 0.5})
     log.close()
+
+
+def sessions(folder) -> dict:
+    """What TensorBoard's tab HPARAMS shows of the runs below `folder`, by their names: its own back end's answer."""
+    from tensorboard import context
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.plugins import base_plugin
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    runs = plugin_event_multiplexer.EventMultiplexer()
+    runs.AddRunsFromDirectory(str(folder))
+    runs.Reload()
+    provider = data_provider.MultiplexerDataProvider(runs, str(folder))
+    own = backend_context.Context(base_plugin.TBContext(data_provider=provider, logdir=str(folder)))
+    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=10, allowed_statuses=[0, 1, 2, 3])
+    answer = list_session_groups.Handler(context.RequestContext(), own, "", request).run()
+    return {
+        group.name: (
+            {name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()},
+            {metric.name.tag: metric.value for metric in group.metric_values},
+            group.sessions[0].status,
+        )
+        for group in answer.session_groups
+    }
+
+
+def write_run(folder, algorithm: str, **args) -> None:
+    folder.mkdir()
+    run = {"algorithm": algorithm, "args": args, "provenance": {"started": "2026-01-01T00:00:00+00:00"}}
+    (folder / "run.json").write_text(json.dumps(run))
+
+
+def test_tensorboard_shows_flags_beside_the_last_values(tmp_path):
+    unknown, success = 0, 1
+    write_run(tmp_path / "a", "ppo", seed=1, learning_rate=0.5, compile=True, target_kl=None, hidden=[64, 64])
+    write_run(tmp_path / "b", "sac", seed=2, tau=0.005)
+    log = MetricLog(tmp_path / "a")
+    log.write(10, {"charts/episodic_return": 3.0})
+    offset = log.flush()
+    log.write(20, {"charts/episodic_return": 9.0})
+    log.close()
+    other = MetricLog(tmp_path / "b")
+    other.write(10, {"losses/qf_loss": 1.0})
+    other.close()
+    found = sessions(tmp_path)
+    flags = {"algorithm": "ppo", "seed": 1.0, "learning_rate": 0.5, "compile": True, "hidden": "[64, 64]"}
+    assert found["a/tensorboard"] == (flags, {"charts/episodic_return": 9.0}, unknown)
+    assert found["b/tensorboard"] == ({"algorithm": "sac", "seed": 2, "tau": 0.005}, {"losses/qf_loss": 1.0}, unknown)
+
+    log = MetricLog(tmp_path / "a", offset)  # resumed: written anew, flags too, and then finished
+    log.write(20, {"charts/episodic_return": 4.0})
+    (tmp_path / "a" / "summary.json").write_text("{}")
+    log.close()
+    assert sessions(tmp_path / "a") == {"tensorboard": (flags, {"charts/episodic_return": 4.0}, success)}
