@@ -24,6 +24,8 @@ from cleanrl_zoo.run.arguments import exit_with, folder_name, nearest
 ROOT = Path(__file__).resolve().parents[1]
 MAX_POINTS = 1000
 COLUMNS = ["step", "train_return", "episodes", "eval_return"]  # of curve.csv; the losses follow
+# What is said of pairs, beside the losses; not all of rewards/*, whose names are the task's
+OF_PAIRS = ("rewards/accuracy", "rewards/margin", "rewards/chosen_length", "rewards/rejected_length")
 TIMING = ("wall_clock_s", "steps_per_second")
 
 
@@ -131,10 +133,10 @@ def thin(rows: list[dict[str, float]], max_points: int = MAX_POINTS) -> list[dic
     """Log rows as at most `max_points` points, each over ⌈rows / max_points⌉ consecutive rows.
 
     A point has the last step of its rows, the mean return of all episodes that ended in them, their number, the last
-    evaluation among them, and the mean of each loss. What no row has is absent.
+    evaluation among them, and the mean of each loss and of what is said of pairs. What no row has is absent.
     """
     width = max(1, math.ceil(len(rows) / max_points))
-    losses = sorted({tag for row in rows for tag in row if tag.startswith("losses/")})
+    losses = sorted({tag for row in rows for tag in row if tag.startswith("losses/") or tag in OF_PAIRS})
     points = []
     for start in range(0, len(rows), width):
         group = rows[start : start + width]
@@ -152,7 +154,7 @@ def thin(rows: list[dict[str, float]], max_points: int = MAX_POINTS) -> list[dic
         for tag in losses:
             values = [row[tag] for row in group if tag in row]
             if values:
-                point[tag.removeprefix("losses/")] = sum(values) / len(values)
+                point[tag.partition("/")[2]] = sum(values) / len(values)
         points.append(point)
     return points
 

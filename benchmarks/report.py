@@ -269,6 +269,9 @@ def language_tables(groups: list[Group], start: float | None) -> list[str]:
     if start is not None:
         first = f"Every run begins with the same model, whose held-out reward is {start:.3f}; gain: over that.\n"
         text.insert(0, first)
+    header, *rows = report_language.pairs_table(groups) or [[]]
+    if rows:
+        text += ["## Pairs\n", table(header, rows), report_language.PAIRS_LEGEND]
     return text
 
 

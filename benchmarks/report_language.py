@@ -52,6 +52,30 @@ def scores_table(groups: list[Any], start: float | None) -> list[list[str]]:
     return [header, *rows]
 
 
+PAIRS_LEGEND = (
+    "Means over seeds of the last logged value. agreement: share of the training pairs that the policy agrees with. "
+    "margin: of the implied rewards, or of what the loss compares. KL: of the policy from the model at the start, "
+    "nats per token of its own held-out completions. lengths: tokens of the completions learned from.\n"
+)
+
+
+def pairs_table(groups: list[Any]) -> list[list[str]]:
+    """What was logged of pairs: one row per setting, in the order of `scores_table`; empty where nothing was."""
+    columns = {"agreement": "accuracy", "margin": "margin", "KL": "ref_kl", "chosen length": "chosen_length",
+               "rejected length": "rejected_length"}  # fmt: skip
+
+    def last(group: Any, name: str) -> str:
+        seen = [[point[name] for point in curve if name in point] for curve in group.curves]
+        return f"{np.mean([values[-1] for values in seen]):.3f}" if all(seen) else "–"
+
+    of_pairs = [group for group in groups if any("margin" in point for curve in group.curves for point in curve)]
+    rows = [
+        [group.entry.env, group.entry.name, *(last(group, name) for name in columns.values())]
+        for group in sorted(of_pairs, key=lambda group: -group.scores("final").mean())
+    ]
+    return [["task", "setting", *columns], *rows] if rows else []
+
+
 def figure(groups: list[Any], start: float | None, path: Path) -> None:
     """Held-out reward over sampled tokens, mean and min–max over seeds."""
     import matplotlib
