@@ -25,6 +25,9 @@ Deviations from the paper, each with its reason:
  5. log σ of the policy is stretched from a tanh as in algos/sac.py.
  6. Terminations come from `envs/model_functions.py`, as in the paper, rewards from the model.
 
+The model is saved in <run folder>/model with the episodes of the last evaluation, which it never learned from:
+`python benchmarks/world_model.py <run folder>` draws what it knows of them.
+
 This file is longer than 300 lines: soft actor-critic stands here whole, beside the model's part of the algorithm.
 
 Run:    python algos/mbpo.py --env InvertedPendulum-v4 --preset inverted_pendulum
@@ -46,9 +49,19 @@ from cleanrl_zoo.core.distributions import SquashedGaussian
 from cleanrl_zoo.data.model_data import ModelData, RecentBlocks
 from cleanrl_zoo.data.replay import Batch, Replay
 from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, VecStep, check_spaces, make_vec
-from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
+from cleanrl_zoo.envs.episodes import on_arrays, played_episodes, run_episodes
 from cleanrl_zoo.envs.model_functions import termination
-from cleanrl_zoo.nn import Adam, EnsembleMLP, GaussianEnsemble, fit, fit_step, mlp, squashed_gaussian, uniform_fan_in
+from cleanrl_zoo.nn import (
+    Adam,
+    EnsembleMLP,
+    GaussianEnsemble,
+    fit,
+    fit_step,
+    mlp,
+    save_model,
+    squashed_gaussian,
+    uniform_fan_in,
+)
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check_learning_starts
 
@@ -139,10 +152,10 @@ PRESETS = {
     "inverted_pendulum": {"env": "InvertedPendulum-v4", "total_timesteps": 5000, "learning_starts": 500,
                           "updates_per_step": 10.0, "target_entropy": -0.05, "rollout_length": (1, 15, 1, 1),
                           "rollouts_per_step": 100, "eval_every": 250, "log_every": 250, "checkpoint_every": 1000},
-    "debug": {"total_timesteps": 192, "learning_starts": 64, "model_every": 64, "model_patience": 1, "members": 3,
+    "debug": {"total_timesteps": 320, "learning_starts": 64, "model_every": 64, "model_patience": 1, "members": 3,
               "elites": 2, "model_hidden": (16, 16), "hidden": (16, 16), "updates_per_step": 1.0, "batch_size": 32,
               "rollouts_per_step": 4, "rollout_length": (0, 1, 1, 5), "compile": False, "eval_episodes": 2,
-              "checkpoint_every": 96, "log_every": 32, "eval_every": 0, "env_threads": 1},
+              "checkpoint_every": 96, "log_every": 96, "eval_every": 0, "env_threads": 1},
 }  # fmt: skip
 LOG_STD_BOUNDS = (-5.0, 2.0)
 WEIGHT_DECAY = (1.25e-5, 2.5e-5, 3.75e-5, 3.75e-5, 5e-5)  # of the model's layers, for a loss in nats
@@ -397,9 +410,9 @@ def update_step(
 
 def main(args: Args) -> None:
     with usage_errors():
-        ended = termination(args.env)
         envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads)
         check_spaces(envs, "box")
+        ended = termination(args.env)
         space = envs.single_action_space
         if not np.isfinite([space.low, space.high]).all():
             raise ValueError(f"--env {args.env}: actions {space}: the bounds must be finite")
@@ -407,14 +420,18 @@ def main(args: Args) -> None:
         capacity = args.total_timesteps + args.num_envs
         memory = Replay.plan(capacity, args.num_envs, envs.single_observation_space.shape, space.shape)
 
+    played: list[tuple[np.ndarray, np.ndarray]] = []  # obs and actions of the last evaluation's episodes
+
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the deterministic policy's episodes: its squashed means."""
-        agent = state.agent
+        agent, steps = state.agent, []
 
         def mean_action(obs: Tensor) -> Tensor:
             return agent.policy(obs).mode()
 
-        return run_episodes(eval_envs, on_arrays(mean_action, args.device))
+        outcome = run_episodes(eval_envs, on_arrays(mean_action, args.device), steps=steps)
+        played[:] = played_episodes(steps, outcome[1])
+        return outcome
 
     with Run(args, envs, evaluate) as run:
         print(memory, file=sys.stderr)
@@ -437,6 +454,9 @@ def main(args: Args) -> None:
             run.end_iteration(state)
         results = run.results(state)
         save_policy(run.run_dir / "policy", state.agent, args, envs, {**run.recorded, **results})
+        if not played:  # resumed after the last evaluation
+            evaluate(state)
+        save_model(run.run_dir / "model", state.model, played, {**run.recorded, **results})
         run.finish(results)
 
 

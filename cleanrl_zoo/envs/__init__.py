@@ -1,6 +1,7 @@
 """Environments: one vector interface over several engines, running scales, probes and worlds with known values."""
 
-from cleanrl_zoo.envs import probes as probes  # registers the probe environments with Gymnasium
+from cleanrl_zoo.envs import cartpole as cartpole  # registers the cart-poles with Gymnasium
+from cleanrl_zoo.envs import probes as probes  # the probe environments
 from cleanrl_zoo.envs import tabular as tabular  # and the textbook's worlds
 from cleanrl_zoo.envs.episodes import run_episodes
 from cleanrl_zoo.envs.normalize import ObsNormalizer, RewardScaler

@@ -5,6 +5,7 @@ from cleanrl_zoo.nn.ensemble import EnsembleMLP, Fit, GaussianEnsemble, fit, fit
 from cleanrl_zoo.nn.heads import dueling_as_linear, squashed_gaussian
 from cleanrl_zoo.nn.init import uniform_fan_in
 from cleanrl_zoo.nn.mlp import ACTIVATIONS, mlp
+from cleanrl_zoo.nn.model_files import load_model, save_model
 from cleanrl_zoo.nn.optim import Adam, RMSprop, clip_grad_norm
 from cleanrl_zoo.nn.table import Table, epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 
@@ -21,6 +22,7 @@ __all__ = [
     "epsilon_greedy_probs",
     "fit",
     "fit_step",
+    "load_model",
     "greedy_probs",
     "mean_error",
     "mlp",
@@ -28,6 +30,7 @@ __all__ = [
     "negative_log_likelihood",
     "new_table",
     "sample_action",
+    "save_model",
     "squashed_gaussian",
     "uniform_fan_in",
 ]

@@ -41,7 +41,7 @@ class EnsembleMLP(nn.Module):
             raise ValueError(f"{members} members of sizes {list(sizes)}: at least one member and two widths are needed")
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r}: allowed are {', '.join(ACTIVATIONS)}")
-        self.activation = ACTIVATIONS[activation]()
+        self.activation_name, self.activation = activation, ACTIVATIONS[activation]()
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
             bound = 1.0 / math.sqrt(fan_in)
@@ -66,8 +66,10 @@ HOLDOUT_CHUNK = 4096  # rows that go through all members at once where no gradie
 class GaussianEnsemble(nn.Module):
     """`members` E networks, each of which predicts a diagonal Gaussian over the targets.
 
-    Inputs are normalised by mean and standard deviation of the training inputs (`normalise`). A log-variance is held
-    between two learned bounds by softplus, so that it stays finite far from the data (PETS, appendix A.1).
+    Inputs are normalised by mean and standard deviation of the training inputs (`normalise`), with `scale_targets` the
+    targets too: what the networks give is then in deviations of the targets, what is predicted in the targets' unit. A
+    log-variance is held between two learned bounds by softplus, so that it stays finite far from the data (PETS,
+    appendix A.1).
 
     Args:
         members: E.
@@ -76,6 +78,7 @@ class GaussianEnsemble(nn.Module):
         elites: K, members that are predicted with after `fit`: those of the lowest holdout error; by default all.
         activation: a key of `ACTIVATIONS`.
         generator: the source of the initial weights, normal with deviation 1/(2√fan_in), cut off at two deviations.
+        scale_targets: columns of a much smaller scale than 1 are then learned, and count, as much as the others.
 
     Raises:
         ValueError: as `EnsembleMLP`, and unless 1 ≤ K ≤ E.
@@ -90,6 +93,7 @@ class GaussianEnsemble(nn.Module):
         elites: int | None = None,
         activation: str = "silu",
         generator: torch.Generator | None = None,
+        scale_targets: bool = False,
     ) -> None:
         super().__init__()
         elites = members if elites is None else elites
@@ -106,6 +110,10 @@ class GaussianEnsemble(nn.Module):
         self.register_buffer("input_mean", torch.zeros(input_dim))
         self.register_buffer("input_std", torch.ones(input_dim))
         self.register_buffer("elites", torch.arange(elites))  # [K], best first
+        self.scale_targets = scale_targets
+        if scale_targets:
+            self.register_buffer("target_mean", torch.zeros(output_dim))
+            self.register_buffer("target_std", torch.ones(output_dim))
 
     def forward(self, inputs: Tensor) -> DiagGaussian:
         """inputs [B, in], shared by all members, or [E, B, in] -> the prediction of each, [E, B, out]."""
@@ -122,21 +130,31 @@ class GaussianEnsemble(nn.Module):
         mean, logvar = output.chunk(2, -1)
         logvar = self.max_logvar - F.softplus(self.max_logvar - logvar)
         logvar = self.min_logvar + F.softplus(logvar - self.min_logvar)
-        return DiagGaussian(mean, 0.5 * logvar)
+        if not self.scale_targets:
+            return DiagGaussian(mean, 0.5 * logvar)
+        return DiagGaussian(self.target_mean + self.target_std * mean, 0.5 * logvar + self.target_std.log())
 
     @torch.no_grad()
-    def normalise(self, inputs: Tensor) -> None:
-        """Takes mean and deviation of `inputs` [n, in] for those of all inputs; a constant column is not scaled."""
-        mean, std = inputs.mean(0), inputs.std(0, correction=0)
-        self.input_mean.copy_(mean)
-        self.input_std.copy_(torch.where(std < 1e-6 * (1.0 + mean.abs()), torch.ones_like(std), std))
+    def normalise(self, inputs: Tensor, targets: Tensor) -> None:
+        """Takes mean and deviation of `inputs` [n, in] for those of all inputs, and of `targets` [n, out] with
+        `scale_targets`; a constant column is not scaled."""
+        scaled = [(inputs, self.input_mean, self.input_std)]
+        if self.scale_targets:
+            scaled.append((targets, self.target_mean, self.target_std))
+        for rows, own_mean, own_std in scaled:
+            mean, std = rows.mean(0), rows.std(0, correction=0)
+            own_mean.copy_(mean)
+            own_std.copy_(torch.where(std < 1e-6 * (1.0 + mean.abs()), torch.ones_like(std), std))
 
     @torch.no_grad()
     def holdout_error(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean squared error [E] of each member's mean on `inputs` [n, in] and `targets` [n, out]."""
+        """Mean squared error [E] of each member's mean on `inputs` [n, in] and `targets` [n, out]; with
+        `scale_targets` in deviations of the targets."""
         total = torch.zeros(self.members, device=inputs.device)
         for x, y in zip(inputs.split(HOLDOUT_CHUNK), targets.split(HOLDOUT_CHUNK), strict=True):
-            total += (self(x).mean - y).square().mean(-1).sum(-1)
+            error = self(x).mean - y
+            error = error / self.target_std if self.scale_targets else error
+            total += error.square().mean(-1).sum(-1)
         return total / len(inputs)
 
 
@@ -214,7 +232,7 @@ def fit(
     steps = -(-rows // batch_size)
     fill = torch.arange(steps * batch_size) % rows
 
-    model.normalise(inputs)
+    model.normalise(inputs, targets)
     best_error = model.holdout_error(held_inputs, held_targets)
     best = [parameter.detach().clone() for parameter in model.network.parameters()]
     waited = epochs = 0

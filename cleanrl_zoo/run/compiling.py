@@ -45,6 +45,25 @@ def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> 
     return torch.compile(function, fullgraph=True, dynamic=False, options=options, isolate_recompiles=True)
 
 
+def fold(body: Callable, carry: tuple, rows: tuple) -> tuple:
+    """`carry = body(carry, row)` for each row of the tensors `rows`, which have a first dimension in common.
+
+    A loop that the compiler may leave a loop: inside a function compiled for the CPU the body is compiled once (torch's
+    `scan`), where a plain `for` is written out step by step, at seconds of compilation each. What the body returns has
+    the shapes of `carry` and is none of its inputs.
+    """
+    import torch
+
+    if torch.compiler.is_compiling() and carry[0].device.type == "cpu":
+        from torch._higher_order_ops.scan import scan
+
+        # scan also collects something at every step; it is not used
+        return scan(lambda carry, row: (body(carry, row), torch.zeros(())), carry, rows, dim=0)[0]
+    for row in zip(*rows, strict=True):
+        carry = body(carry, row)
+    return carry
+
+
 def resolve_compile(enabled: bool, device: str) -> bool:
     """`enabled`, or False with a note on stderr where this machine has no compiler."""
     reason = compiler_missing(device) if enabled else None

@@ -9,7 +9,8 @@ from cleanrl_zoo.envs import make_vec
 from cleanrl_zoo.envs.mujoco_tasks import TASKS
 from cleanrl_zoo.envs.probes import LIMITS
 
-CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1",
+           "cartpole/Balance-v0", "cartpole/SwingUp-v0")  # fmt: skip
 TABULAR = ("CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
 PROBES = tuple(f"probe/{probe.__name__}{suffix}-v0" for probe in LIMITS for suffix in ("", "Continuous"))
 
