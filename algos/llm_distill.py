@@ -23,7 +23,8 @@ Deviations from the papers, each with its reason:
 This file is longer than 300 lines because the exact KL works on pieces of two models' heads.
 
 Run:    python algos/llm_distill.py --teacher results/zoo/addition_grpo --total-tokens 60000
-Expect: with another teacher, at 0.949, 0.867 on held-out sums (start: 0.180), one seed, less than a minute on one core.
+Expect: 0.842 ± 0.015 on held-out sums (start: 0.180), three seeds, half a minute on one core; forward 0.826, sampled
+        0.776: results/distillation.
 """
 
 import math
