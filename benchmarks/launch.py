@@ -148,7 +148,7 @@ def connect(launcher: str) -> None:
         ) from None
     try:
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises this very class where its processes do not come up in time
         where = os.environ.get("RAY_ADDRESS", "this machine")
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"--launcher ray: the cluster at {where} cannot be reached ({reason})") from None

@@ -158,6 +158,8 @@ PREFERENCE_LOSSES = {
 DISTILLATION = ("--model", "results/zoo/addition_sft", "--teacher", "results/zoo/addition_grpo", "--max-length", "8",
                 "--eval-every", "10000")  # fmt: skip
 
+SAC_SHORT = ("--learning-starts", "200", "--eval-every", "500")
+
 SUITES: dict[str, tuple[Entry, ...]] = {
     "first_light": grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K),
     # How many environments may PPO step side by side before it learns less? One batch is 2048 transitions in all of
@@ -198,6 +200,12 @@ SUITES: dict[str, tuple[Entry, ...]] = {
     ),
     # Models of the world beside the same environment without one, over the same real steps.
     "model_based": (
+        Entry("pets", "cartpole/Balance-v0", (1, 2, 3), 2500, ("--preset", "cart_pole")),
+        Entry("pets", "cartpole/SwingUp-v0", (1, 2, 3), 2500, ("--preset", "swing_up")),
+        Entry("pets", "Pendulum-v1", (1, 2, 3), 2000, ("--preset", "pendulum")),
+        Entry("sac", "cartpole/Balance-v0", (1, 2, 3), 2500, SAC_SHORT),
+        Entry("sac", "cartpole/SwingUp-v0", (1, 2, 3), 2500, SAC_SHORT),
+        Entry("sac", "Pendulum-v1", (1, 2, 3), 2000, SAC_SHORT),
         Entry("mbpo", "InvertedPendulum-v4", (1, 2, 3), 5000, ("--preset", "inverted_pendulum")),
         Entry("sac", "InvertedPendulum-v4", (1, 2, 3), 5000, ("--learning-starts", "500", "--eval-every", "250")),
         Entry("mbpo", "Hopper-v4", (1,), 60_000, ("--preset", "hopper_light")),

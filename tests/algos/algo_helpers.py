@@ -81,7 +81,9 @@ def assert_same_run(first: Path, second: Path) -> None:
     for summary in summaries:
         del summary["wall_clock_s"], summary["steps_per_second"]
     assert summaries[0] == summaries[1]
-    saved = [path.relative_to(first) for path in sorted(first.glob("*/*.safetensors"))]  # the policy, or a planner's model
+    saved = [
+        path.relative_to(first) for path in sorted(first.glob("*/*.safetensors"))
+    ]  # the policy, or a planner's model
     assert saved and all((first / path).read_bytes() == (second / path).read_bytes() for path in saved)
 
 

@@ -315,13 +315,13 @@ def fitted_at(run_dir):
 
 
 def test_the_model_is_fitted_after_every_episode_or_every_so_many_steps(in_tmp):
-    """Pendulum's episodes have 200 steps: fits at the first step from 48 on, and then at 200 and 400, or at 48, 198 and
-    348. A row of the log per step."""
-    common = ("--env", "Pendulum-v1", "--total-timesteps", "401", "--log-every", "1", "--horizon", "1", *SMALL)
+    """Pendulum's episodes have 200 steps: fits at the first step from 48 on, and then at 200, or at 48, 128 and 208. A
+    row of the log per step."""
+    common = ("--env", "Pendulum-v1", "--total-timesteps", "210", "--log-every", "1", "--horizon", "1", *SMALL)
     run_main(*common, "--model-every", "0", "--run-dir", "episodes")
-    assert fitted_at(in_tmp / "episodes") == [48, 200, 400]
-    run_main(*common, "--model-every", "150", "--run-dir", "steps")
-    assert fitted_at(in_tmp / "steps") == [48, 198, 348]
+    assert fitted_at(in_tmp / "episodes") == [48, 200]
+    run_main(*common, "--model-every", "80", "--run-dir", "steps")
+    assert fitted_at(in_tmp / "steps") == [48, 128, 208]
 
 
 def test_an_evaluation_leaves_the_training_alone_and_its_episodes_are_saved(in_tmp):
@@ -331,7 +331,9 @@ def test_an_evaluation_leaves_the_training_alone_and_its_episodes_are_saved(in_t
     plain, evaluated = (rows_without_clock(in_tmp / name) for name in ("plain", "evaluated"))
     assert len(plain) == len(evaluated) and sum("eval/episodic_return" in row for row in evaluated) == 2
     for one, other in zip(plain, evaluated, strict=True):
-        assert {k: v for k, v in one.items() if "eval/" not in k} == {k: v for k, v in other.items() if "eval/" not in k}
+        assert {k: v for k, v in one.items() if "eval/" not in k} == {
+            k: v for k, v in other.items() if "eval/" not in k
+        }
     saved = load_model(in_tmp / "plain/model")
     returns = json.loads((in_tmp / "plain/summary.json").read_text())["final_eval"]["returns"]
     assert [len(obs) for obs, _ in saved.episodes] == returns  # 1 per step

@@ -536,6 +536,7 @@ def test_the_comparison_by_hand():
         (["--no-compile"], "--no-compile is no flag of sweep.py; flags of the runs stand behind --"),
         (["--trials", "0"], "--trials 0: must be at least 1"),
         (["--trials", "many"], "many"),
+        (["--steps", "0"], "--total-timesteps 0: must be at least 1"),
         (["--seeds", "2000"], "--seeds 2000: must be below 1001"),
         (["--name", "../s"], "--name ../s: letters, digits"),
         (
