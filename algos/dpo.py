@@ -33,8 +33,8 @@ Deviations, each with its reason:
 This file is longer than 300 lines because eight losses and three ways to come by pairs are one loop, to be compared.
 
 Run:    python algos/dpo.py --loss dpo --beta 1 --total-tokens 40000
-Expect: 0.492 ± 0.015 on held-out sums (start: 0.180), three seeds, in less than a minute on one core; the other losses and
-        --online: results/preferences. With the default β of 0.1 no more than 0.42, falling later (one seed).
+Expect: 0.492 ± 0.015 on held-out sums (start: 0.180), three seeds, in less than a minute on one core; the other losses
+        and --online: results/preferences. With the default β of 0.1 no more than 0.42, falling later (one seed).
 """
 
 import math

@@ -411,7 +411,19 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(tmp_path, algos):
 def cluster():
     """A Ray cluster of this machine with two processors."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
-    ray.init(num_cpus=2, log_to_driver=False, logging_level="ERROR")
+    for last in (
+        False,
+        False,
+        False,
+        True,
+    ):  # it gives its processes 30 s to come up, which a busy machine may need more
+        try:
+            ray.init(address="local", num_cpus=2, log_to_driver=False, logging_level="ERROR")
+            break
+        except Exception:
+            ray.shutdown()
+            if last:
+                raise
     yield ray
     ray.shutdown()
 
