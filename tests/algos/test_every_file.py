@@ -161,6 +161,8 @@ def same_run(name: str) -> Callable[[Path, Path], None]:
 # Resume
 
 LONG = (*DEBUG, "--total-timesteps", "8192", "--checkpoint-every", "1024", "--eval-every", "2048")
+# a fifth of it where a step costs milliseconds
+LONG_WORLD_MODEL = (*DEBUG, "--total-timesteps", "1536", "--checkpoint-every", "192", "--eval-every", "384")
 # a reward of which a model with random weights gets some: the share of ASCII in what it writes
 LONG_LANGUAGE = (*DEBUG, "--total-tokens", "1536", "--checkpoint-every", "192", "--eval-every", "384",
                  "--reward", "paid:share")  # fmt: skip
@@ -175,7 +177,7 @@ KILLED = [
 
 @control_file
 def test_a_kill_at_a_random_moment_changes_nothing(in_tmp, name):
-    assert_kills_change_nothing(in_tmp, name, 1)
+    assert_kills_change_nothing(in_tmp, name, 1, LONG_WORLD_MODEL if name in WORLD_MODELS else LONG)
 
 
 @pytest.mark.parametrize("name", KILLED)
