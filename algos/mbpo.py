@@ -23,7 +23,8 @@ Deviations from the paper, each with its reason:
  4. The losses of the model are in nats, half of the authors': its weight decays and the pull on the bounds of the
     variances are halved as well, so that the minimum is the same.
  5. log σ of the policy is stretched from a tanh as in algos/sac.py.
- 6. Terminations come from `envs/model_functions.py`, as in the paper, rewards from the model.
+ 6. A fifth of all transitions is held out; the authors' code stops at 5,000.
+ 7. Terminations come from `envs/model_functions.py`, as in the paper, rewards from the model.
 
 The model is saved in <run folder>/model with the episodes of the last evaluation, which it never learned from:
 `python benchmarks/world_model.py <run folder>` draws what it knows of them.
@@ -83,7 +84,7 @@ class Args(EnvArgs):
     tau: float = 0.005
     """τ, weight of the critics in each step of their slow copies"""
     target_entropy: float | None = -1.0
-    """H̄ in nats; the published ones are smaller than −dim A, which None stands for"""
+    """H̄ in nats; the published ones are nearer to 0 than −dim A, which None stands for"""
     learning_starts: int = 5000
     """real steps with uniformly random actions before the first fit"""
     updates_per_step: float = 20.0
@@ -142,7 +143,7 @@ class Args(EnvArgs):
 
 PRESETS = {
     "hopper": {"env": "Hopper-v4", "total_timesteps": 125_000},
-    # half the updates and the fits of the published settings: hours instead of a day on one CPU core
+    # half the updates and the fits of the published settings, and shorter fits: hours instead of a day on one CPU core
     "hopper_light": {"env": "Hopper-v4", "total_timesteps": 60_000, "updates_per_step": 10.0, "model_every": 500,
                      "model_patience": 3},
     "half_cheetah": {"env": "HalfCheetah-v4", "total_timesteps": 400_000, "updates_per_step": 40.0,
@@ -419,6 +420,11 @@ def main(args: Args) -> None:
         eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads)
         capacity = args.total_timesteps + args.num_envs
         memory = Replay.plan(capacity, args.num_envs, envs.single_observation_space.shape, space.shape)
+        rows = (
+            args.model_retain // args.model_every * args.model_every * args.rollouts_per_step * args.rollout_length[3]
+        )
+        row_bytes = 4 * (2 * envs.single_observation_space.shape[0] + space.shape[0] + 2)
+        memory += f"; imagined: up to {rows:,} transitions, {rows * row_bytes / 1e9:.3g} GB"
 
     played: list[tuple[np.ndarray, np.ndarray]] = []  # obs and actions of the last evaluation's episodes
 

@@ -22,11 +22,11 @@ the best of as many plans, drawn uniformly.
 Deviations from the paper, each with its reason:
 
  1. All plans of one round of the search are imagined under the same noise and, in ts1, the same draws of members: what
-    differs between two plans is then their actions alone, and a 200th of the random numbers is drawn. A plan's own
-    return is distributed as in the paper.
+    differs between two plans is then their actions alone, and that noise is drawn once instead of once per plan. A
+    plan's own return is distributed as in the paper.
  2. Members come in equal shares: of 20 particles and 5 members, 4 each, in ts1 at every step.
  3. A fit ends when none of the members has got better on a holdout for some epochs, and each keeps its best weights, as
-    in algos/mbpo.py; the authors train for a fixed number of epochs. Bootstrap draws stay (bug of the field: redrawn).
+    in algos/mbpo.py; the authors train for a fixed number of epochs. Bootstrap draws are made once per transition.
  4. Targets are normalised as the inputs are (`--no-scale-targets`: as published, inputs only). A change of position
     within a step of 0.02 s is a hundredth of one of velocity, and would hardly be learned.
  5. Rewards after an imagined termination count 0, and the particle stays where it ended; the paper's tasks never end.
@@ -309,15 +309,17 @@ def search(
 
 
 def plan(state: TrainState, world: World, step: Callable, args: Args) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """The first actions [N, A] of a plan for each environment; and as `search`, of the last environment."""
+    """The first actions [N, A] of a plan for each environment, what the last one promises, and as `search` a number."""
     generator, shape = state.noise_generator, (args.num_envs, len(world.low))
     if state.fits == 0:
         share = torch.rand(shape, generator=generator, device=args.device)
         return torch.lerp(world.low, world.high, share), {}, share.sum()
     obs = torch.as_tensor(state.obs, dtype=torch.float32, device=args.device)  # [N, D]
+    total = torch.zeros((), device=args.device)
     for env in range(args.num_envs):
-        found, stats, total = search(state.model, world, obs[env], state.plans[env], step, generator, args)
+        found, stats, finite = search(state.model, world, obs[env], state.plans[env], step, generator, args)
         state.plans[env] = found
+        total = total + finite
     return state.plans[:, 0].clone(), stats, total
 
 

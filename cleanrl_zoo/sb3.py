@@ -230,9 +230,12 @@ def _obs_norm(
         with np.load(stats) as arrays:
             values = {name: np.asarray(arrays[name], np.float64) for name in arrays.files}
         mean, var = values["mean"], values["var"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"--obs-stats {stats}: needs the arrays mean and var ({error})") from None
-    clip, epsilon = float(values.get("clip_obs", CLIP)), float(values.get("epsilon", EPSILON))
+        clip, epsilon = float(values.get("clip_obs", CLIP)), float(values.get("epsilon", EPSILON))
+        count = float(values.get("count", 1.0))
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"--obs-stats {stats}: needs the arrays mean and var, other numbers single ({error})"
+        ) from None
     if mean.shape != (size,) or var.shape != (size,):
         raise ValueError(f"--obs-stats {stats}: mean {mean.shape} and var {var.shape}, the policy observes ({size},)")
     if clip != CLIP:
@@ -240,7 +243,7 @@ def _obs_norm(
     obs_norm = ObsNormalizer((size,), CLIP, EPSILON)
     obs_norm.mean.copy_(torch.from_numpy(mean))
     obs_norm.var.copy_(torch.from_numpy(var + (epsilon - EPSILON)))
-    obs_norm.count.fill_(float(values.get("count", 1.0)))
+    obs_norm.count.fill_(count)
     return obs_norm
 
 

@@ -168,8 +168,8 @@ def fit_step(
 ) -> Tensor:
     """One Adam step of all members on a minibatch of their own each; returns its likelihood loss [E].
 
-    inputs [E, B, in], targets [E, B, out]. The loss of a member is −log p per column and row in nats, plus
-    BOUND_COEF · Σ(max_logvar − min_logvar), plus decay_l · ½|W_l|² for each layer l.
+    inputs [E, B, in], targets [E, B, out]. The loss is the sum over members of −log p per column and row in nats and of
+    decay_l · ½|W_l|² for each layer l, and, once for all, BOUND_COEF · Σ(max_logvar − min_logvar).
     """
     nll = negative_log_likelihood(model(inputs), targets).mean(-1) / targets.shape[-1]  # [E]
     bounds = BOUND_COEF * (model.max_logvar - model.min_logvar).sum()
