@@ -105,14 +105,11 @@ def front_page(groups: list[Group], folder: Path, readme: Path) -> str:
 
 
 def speed_block(folder: Path) -> str:
-    """What `speed.py` measured: one table of all records; below it the tables of records that an earlier one wrote.
-
-    Those of `speed_llm.py`, which name no environment, stand for themselves.
-    """
-    contents = {path: read_json(path.with_suffix(".json"), "times") for path in sorted(folder.glob("*.md"))}
-    contents = {path: content for path, content in contents.items() if {"env", "rows"} & content.keys()}
-    records = [content for content in contents.values() if "rows" in content]
-    earlier = [path.read_text() for path, content in contents.items() if "rows" not in content]
+    """What `speed.py` measured: one table of all records; below it the tables of the other records."""
+    paths = sorted(folder.glob("*.md"))
+    contents = [read_json(path.with_suffix(".json"), "times") for path in paths]
+    records = [content for content in contents if "rows" in content]
+    earlier = [path.read_text() for path, content in zip(paths, contents, strict=True) if "rows" not in content]
     return "\n\n".join([*([speed_table(records)] if records else []), *earlier])
 
 

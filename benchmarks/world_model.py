@@ -149,7 +149,7 @@ def draw_errors(errors: Errors, path: Path) -> None:
         ("error of “nothing changes”", errors.still, "-."),
     )
     for colour, (label, values, style) in zip(COLOURS, lines, strict=False):
-        axes.plot(steps, total(values), style, color=colour, label=label)
+        axes.plot(steps, total(values).numpy(), style, color=colour, label=label)
     axes.set(xlabel="steps imagined", ylabel="deviations of the observation", yscale="log")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
@@ -163,8 +163,8 @@ def draw_calibration(errors: Errors, names: tuple[str, ...], path: Path) -> None
     )
     steps, places = range(1, len(errors.error) + 1), np.arange(len(names))
     for colour, offset, share in zip(COLOURS, (-0.2, 0.2), SHARES, strict=False):
-        left.plot(steps, errors.inside[share].mean(-1), color=colour, label=f"inside the {share:.0%} interval")
-        right.bar(places + offset, errors.inside[share][0], 0.4, color=colour)
+        left.plot(steps, errors.inside[share].mean(-1).numpy(), color=colour, label=f"inside the {share:.0%} interval")
+        right.bar(places + offset, errors.inside[share][0].numpy(), 0.4, color=colour)
         for axes in (left, right):
             axes.axhline(share, color=colour, linestyle="--", linewidth=1)
     left.set(xlabel="steps imagined", ylabel="share of the truths", ylim=(0, 1.02), title="all observed numbers")
@@ -226,8 +226,10 @@ def draw_trajectories(imagined: Imagined, names: tuple[str, ...], path: Path, sh
         for member in range(imagined.elites):
             colour = COLOURS[member % (len(COLOURS) - 1)]
             first = member * per_member
-            axes.plot(imagined.particles[:, first : first + drawn, 0, dim], color=colour, linewidth=0.8, alpha=0.7)
-        truth = imagined.truth[:, 0, dim]
+            axes.plot(
+                imagined.particles[:, first : first + drawn, 0, dim].numpy(), color=colour, linewidth=0.8, alpha=0.7
+            )
+        truth = imagined.truth[:, 0, dim].numpy()
         axes.plot(truth, color="black", linewidth=2)
         room = max(float(truth.max() - truth.min()), 1e-3)  # where a particle leaves the page, the truth stays readable
         axes.set_ylim(float(truth.min()) - room, float(truth.max()) + room)

@@ -161,8 +161,8 @@ def same_run(name: str) -> Callable[[Path, Path], None]:
 # Resume
 
 LONG = (*DEBUG, "--total-timesteps", "8192", "--checkpoint-every", "1024", "--eval-every", "2048")
-# a fifth of it where a step costs milliseconds
-LONG_WORLD_MODEL = (*DEBUG, "--total-timesteps", "1536", "--checkpoint-every", "192", "--eval-every", "384")
+# less of it where a step costs milliseconds
+LONG_WORLD_MODEL = (*DEBUG, "--total-timesteps", "576", "--checkpoint-every", "96", "--eval-every", "192")
 # a reward of which a model with random weights gets some: the share of ASCII in what it writes
 LONG_LANGUAGE = (*DEBUG, "--total-tokens", "1536", "--checkpoint-every", "192", "--eval-every", "384",
                  "--reward", "paid:share")  # fmt: skip

@@ -511,14 +511,3 @@ def test_a_window_holds_the_episodes_that_ended_in_it():
     group = report_runs.Group(ENTRY, curves=[curve, curve])
     np.testing.assert_allclose(report_tables.at_steps(group, 100, 50), [220 / 3, 220 / 3])
     assert len(report_tables.at_steps(group, 40, 30)) == 0  # nothing ended there
-
-
-def test_a_speed_of_language_models_stays_out_of_the_front_page(tmp_path):
-    import json
-
-    import report
-
-    for name, content in (("hopper", {"times": [], "env": "Hopper-v4"}), ("llm", {"times": [], "ratios": []})):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        (tmp_path / f"{name}.md").write_text(f"table of {name}")
-    assert report.speed_block(tmp_path) == "table of hopper"

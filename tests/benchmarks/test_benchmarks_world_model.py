@@ -36,7 +36,7 @@ def walk(count, length, sigma, seed=1):
 def measured(model, episodes, horizon, particles=50):
     obs, actions = world_model.windows(episodes, horizon, 400)
     return world_model.measure(
-        world_model.imagine(model, "Pendulum-v1", obs, actions, particles, generator()), torch.ones(1)
+        world_model.imagine(model, "test/Walk-v0", obs, actions, particles, generator()), torch.ones(1)
     )
 
 
@@ -63,7 +63,7 @@ def test_a_model_that_is_right_errs_by_the_noise_and_knows_it():
     for step in range(4):
         assert errors.inside[0.5][step].item() == pytest.approx(0.5, abs=0.1)
         assert errors.inside[0.9][step].item() == pytest.approx(0.9, abs=0.06)
-    assert errors.still[0].item() == pytest.approx(1.0, abs=0.1)  # √(1 + σ²)
+    assert errors.still[0].item() == pytest.approx(1.0, abs=0.15)  # √(1 + σ²), of 400 of the steps
 
 
 def test_a_model_that_is_too_sure_is_found_out():
@@ -86,7 +86,7 @@ def test_only_the_elites_are_asked_and_their_disagreement_is_told():
 
 def folder_of_a_run(tmp_path, **tags):
     save_model(tmp_path / "model", linear_model([1.0, 1.0], 0.1), walk(2, 40, 0.1),
-               {"algorithm": "pets", "env": "Pendulum-v1", "seed": 1, "global_step": 80})  # fmt: skip
+               {"algorithm": "pets", "env": "test/Walk-v0", "seed": 1, "global_step": 80})  # fmt: skip
     (tmp_path / "run.json").write_text(json.dumps({"algorithm": "pets", "args": {}, "provenance": {}}))
     rows = [{"global_step": step, "model/error_0": 0.1, "model/error_1": 0.2, **tags} for step in (40, 80)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -102,7 +102,7 @@ def test_four_figures_and_a_page(tmp_path, capsys, tags):
     assert {path.name for path in out.iterdir()} == {*figures, "README.md"}
     assert all((out / name).stat().st_size > 5000 for name in figures)
     page = (out / "README.md").read_text()
-    assert "# The model of pets on Pendulum-v1, seed 1" in page and all(f"({name})" in page for name in figures)
+    assert "# The model of pets on test/Walk-v0, seed 1" in page and all(f"({name})" in page for name in figures)
     assert ("losses/qf_real" in page) == bool(tags)
     line = next(line for line in page.splitlines() if line.startswith("| 1 |"))
     assert float(line.split("|")[2]) > 0 and "%" in line
