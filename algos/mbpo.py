@@ -32,6 +32,7 @@ The model is saved in <run folder>/model with the episodes of the last evaluatio
 This file is longer than 300 lines: soft actor-critic stands here whole, beside the model's part of the algorithm.
 
 Run:    python algos/mbpo.py --env InvertedPendulum-v4 --preset inverted_pendulum
+Expect: 1000 in every evaluation from step 2,000 on, one seed (results/model_based).
 """
 
 import sys

@@ -41,7 +41,8 @@ random numbers of its own; the training episodes are played without any explorat
 
 This file is longer than 300 lines: two searches and two ways to propagate particles, each with its shapes.
 
-Run:    python algos/pets.py --preset cart_pole
+Run:    python algos/pets.py --preset swing_up
+Expect: 146 ± 1 in the final evaluation after 2500 real steps, three seeds (results/model_based), minutes on one core.
 """
 
 from collections.abc import Callable
@@ -140,9 +141,9 @@ class Args(EnvArgs):
 # A smaller model and fewer plans than by default, which these tasks need no more of: minutes on one core.
 SMALL = {"hidden": (64, 64), "rounds": 3, "population": 150, "kept": 15, "checkpoint_every": 500}
 PRESETS = {
-    "cart_pole": {"env": "cartpole/Balance-v0", "horizon": 15, **SMALL},
+    "cart_pole": {"env": "cartpole/Balance-v0", "horizon": 25, **SMALL},
     "swing_up": {"env": "cartpole/SwingUp-v0", "horizon": 30, **SMALL},
-    "pendulum": {"env": "Pendulum-v1", "horizon": 15, "total_timesteps": 2000, **SMALL},
+    "pendulum": {"env": "Pendulum-v1", "horizon": 25, "total_timesteps": 2000, **SMALL},
     "half_cheetah": {"env": "HalfCheetah-v4", "total_timesteps": 300_000, "learning_starts": 1000, "horizon": 30,
                      "population": 500, "kept": 50, "hidden": (200, 200, 200, 200), "log_every": 1000,
                      "checkpoint_every": 10_000},
