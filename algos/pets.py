@@ -271,8 +271,8 @@ def random_step(
     """
     plans = torch.lerp(world.low, world.high, draws)
     returns, total = imagine(model, world, obs, plans, noise, deal, gamma)
-    best = returns.argmax()
-    return plans[best], returns[best], total
+    best = returns.topk(1)
+    return plans[best.indices][0], best.values[0], total
 
 
 @torch.no_grad()
@@ -286,7 +286,8 @@ def search(
     """
     device, shape = begin.device, (args.population, *begin.shape)
     targets = model.min_logvar.shape[0]
-    mean, variance = begin, ((world.high - world.low) / 4).square().expand_as(begin)
+    # a copy, as all that follow are: an expanded view would be compiled for by itself
+    mean, variance = begin, ((world.high - world.low) / 4).square().expand_as(begin).clone()
     value, total = torch.full((), -torch.inf, device=device), torch.zeros((), device=device)
     for _ in range(args.rounds):
         noise = torch.randn(args.horizon, args.particles, targets, generator=generator, device=device)

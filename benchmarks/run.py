@@ -31,7 +31,7 @@ from records import (
     source,
     suite,
 )
-from suites import Entry
+from suites import PLANNERS, Entry
 
 from cleanrl_zoo.run.arguments import folder_name, nearest, usage_errors
 
@@ -263,7 +263,9 @@ def main(argv: list[str] | None = None) -> int:
         with usage_errors():
             for entry in entries:
                 runs = [job.run_dir for job in jobs if job.entry == entry and (job.run_dir / "summary.json").exists()]
-                if runs and not entry.is_peer:
+                if entry.algorithm in PLANNERS:
+                    print(f"{entry.name} {entry.env}: plans with its model; there is no policy to put into the zoo")
+                elif runs and not entry.is_peer:
                     folder = results / "zoo" / entry.name / folder_name(entry.env)
                     print(f"{folder}: from {publish_policy(runs, folder)}")
         return 0

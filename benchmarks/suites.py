@@ -40,6 +40,7 @@ class Entry:
 
 
 LANGUAGE = ("grpo", "llm_ppo", "llm_sft", "llm_reward", "llm_distill", "dpo")  # files in algos/
+PLANNERS = ("pets",)  # files in algos/ that have a model and no policy
 PEERS = ("peers_sb3",)  # files in benchmarks/ that train with another package and take --algo
 # What other packages have of the algorithms: the file in algos/, and the package's name for it.
 PACKAGES: dict[str, dict[str, str]] = {

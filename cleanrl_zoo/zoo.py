@@ -263,6 +263,8 @@ def find(name: str) -> Path:
     for folder in (Path(name), Path(name) / "policy", zoo_folder() / name):
         if (folder / "config.json").exists():
             raise ValueError(f"{folder}: a language model; transformers loads it, algos/grpo.py --model trains it on")
+    if (Path(name) / "model" / "model.json").exists():
+        raise ValueError(f"{name}: a planner's run, which has a model and no policy; see benchmarks/world_model.py")
     if (Path(name) / "run.json").exists():
         raise ValueError(f"{name}: this run has saved no policy yet; it does when it ends (continue it with --resume)")
     if Path(name).is_dir():

@@ -431,3 +431,33 @@ def fingerprint() -> dict[str, list[float]]:
 
 def write_fingerprint() -> None:
     FINGERPRINT.write_text(json.dumps(fingerprint(), indent=1) + "\n")
+
+
+LEARN = ("--population", "60", "--kept", "6", "--rounds", "2", "--horizon", "20", "--hidden", "32", "32",
+         "--no-compile", "--total-timesteps", "600", "--model-every", "100")  # fmt: skip
+RECORDED = [134.0, 134.0, 153.0, 141.0, 134.3, 128.3, 164.3, 169.5, 169.0, 168.5]
+RANDOM = 24.0
+
+
+@pytest.mark.learn
+def test_learns_to_balance_the_pole():
+    """cartpole/Balance-v0: mean return of the training episodes between 300 and 600 real steps, at most 200.
+
+    Seeds 101–110 gave RECORDED; the bound is their mean minus two standard deviations. Random actions give 24.
+    """
+    assert learned(seed=1) > np.mean(RECORDED) - 2 * np.std(RECORDED) > 2 * RANDOM
+
+
+def learned(seed: int) -> float:
+    args = parse_args(pets.Args, pets.PRESETS, ["--preset", "cart_pole", "--seed", str(seed), *LEARN])
+    envs, state, known = start(args)
+    while state.global_step < args.total_timesteps:
+        action, _, _ = pets.plan(state, known, pets.cem_step, args)
+        pets.collect(state, envs, action)
+        if state.global_step >= args.learning_starts and state.global_step % args.model_every == 0:
+            pets.update(state, known, pets.fit_step, args)
+        if state.global_step == 300:
+            envs.pop_episodes()
+    # the one under way counts as far as it has come
+    returns = [score for score, _ in envs.pop_episodes()] + envs.state_dict()["return"].tolist()
+    return float(np.mean([score for score in returns if score > 0]))

@@ -262,6 +262,20 @@ def test_zoo_puts_the_best_policy_of_each_entry_into_results(tmp_path, monkeypat
     assert "seed_2" in capsys.readouterr().out
 
 
+def test_a_planner_has_no_policy_for_the_zoo_and_is_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SUITES, "first_light", (Entry("pets", "Pendulum-v1", (1,), 10),))
+    folder = tmp_path / "runs" / "first_light" / "pets" / "Pendulum-v1" / "seed_1"
+    (folder / "model").mkdir(parents=True)
+    for name in ("summary.json", "run.json", "model/model.json"):
+        (folder / name).write_text("{}")
+    places = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    assert runner.main(["--suite", "first_light", "--zoo", *places]) == 0
+    assert "pets Pendulum-v1: plans with its model" in capsys.readouterr().out
+    assert not (tmp_path / "results" / "zoo").exists()
+    with pytest.raises(ValueError, match="a planner's run, which has a model and no policy"):
+        zoo.find(str(folder))
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
