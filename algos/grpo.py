@@ -57,6 +57,7 @@ import torch
 from torch import Tensor
 
 from cleanrl_zoo.core import (
+    EntropyBand,
     aggregate,
     banded_weight,
     clipped_surrogate,
@@ -144,6 +145,14 @@ class Args(LanguageArgs):
     before it"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
+    ent_share: float = 1.0
+    """share of the vocabulary, its likeliest tokens, whose entropy the bonus is of"""
+    ent_band: tuple[float, float] | None = None
+    """nats between which to hold that entropy: after each iteration --ent-coef moves by --ent-rate per nat outside"""
+    ent_rate: float = 0.01
+    """of --ent-band"""
+    temperature_end: float | None = None
+    """let the temperature move linearly from --temperature to this; evaluations stay at --temperature"""
     dynamic_sampling: bool = False
     """draw new prompts in place of those whose completions all have the same reward"""
     max_draws: int = 8
@@ -171,6 +180,10 @@ class Args(LanguageArgs):
         check(self, "learning_rate", "max_grad_norm", "off_policy_cap", "veto_threshold", above=0)
         check(self, "clip_low", "clip_high", "kl_coef", "ent_coef", "overlong_cache", "off_policy_low", at_least=0)
         check(self, "dual_clip", above=1)
+        check(self, "ent_share", above=0, at_most=1)
+        check(self, "temperature_end", "ent_rate", above=0)
+        if self.ent_band is not None and not 0 <= self.ent_band[0] <= self.ent_band[1]:
+            raise ValueError(f"--ent-band {self.ent_band[0]:g} {self.ent_band[1]:g}: give 0 <= low <= high, in nats")
         self.check_exact_logprobs()
         if self.group_size == 1 and self.baseline in ("group", "leave_one_out", "gdpo"):
             raise ValueError(
@@ -237,6 +250,7 @@ class TrainState:
     optimizer: Adam
     noise_generator: torch.Generator
     minibatch_generator: torch.Generator
+    ent_coef: float  # of the next iteration
     global_step: int = 0  # completion tokens sampled
     begun_at: int = 0  # where this iteration began: the learning rate is that of the tokens before it
     iteration: int = 0
@@ -248,7 +262,16 @@ class TrainState:
             optimizer=Adam(agent.trainable()),
             noise_generator=torch_generator(args.seed, "noise"),
             minibatch_generator=torch_generator(args.seed, "minibatch"),
+            ent_coef=args.ent_coef,
         )
+
+    def settings(self, args: Args) -> Args:
+        """Those of the next iteration, where the temperature or the weight of the entropy bonus moves."""
+        temperature = args.temperature
+        if args.temperature_end is not None:
+            progress = min(self.global_step / args.total_tokens, 1.0)
+            temperature += progress * (args.temperature_end - temperature)
+        return replace(args, temperature=temperature, ent_coef=self.ent_coef)
 
 
 @dataclass
@@ -459,7 +482,7 @@ KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "rk3": k3}
 LOSS_FLAGS = ("ratio", "surrogate", "clip_low", "clip_high", "dual_clip", "off_policy", "off_policy_cap",
               "off_policy_low", "veto_threshold")  # fmt: skip
 STATS = ("losses/loss", "losses/policy_loss", "losses/ref_kl", "losses/entropy", "losses/approx_kl",
-         "losses/clipfrac_low", "losses/clipfrac_high", "losses/sampler_kl")  # fmt: skip
+         "losses/clipfrac_low", "losses/clipfrac_high", "losses/sampler_kl", "losses/clamped_entropy")  # fmt: skip
 
 
 def update(state: TrainState, rollout: Rollout, args: Args, world: World, max_length: int) -> dict[str, Tensor | float]:
@@ -482,7 +505,16 @@ def update(state: TrainState, rollout: Rollout, args: Args, world: World, max_le
     lowest, highest = torch.stack(extremes).unbind(1)
     if args.kl_coef == 0:
         del means["losses/ref_kl"]  # there is no reference
+    if args.ent_share == 1:
+        del means["losses/clamped_entropy"]  # it is that of all tokens
+    moved = {} if args.ent_band is None else {"losses/ent_coef": state.ent_coef}
+    if args.ent_band is not None:
+        band = EntropyBand(*args.ent_band, state.ent_coef, args.ent_rate)
+        state.ent_coef = band.update(means.get("losses/clamped_entropy", means["losses/entropy"]))
+    if args.temperature_end is not None:
+        moved["charts/temperature"] = args.temperature
     return {
+        **moved,
         **means,
         "losses/approx_kl": last_epoch["losses/approx_kl"],
         "losses/clipfrac": means["losses/clipfrac_low"] + means["losses/clipfrac_high"],
@@ -515,12 +547,14 @@ def minibatch_step(
     for part in world.parts(index, args.micro_batch):
         rows = rollout.rows(part)
         batch, old_logprob = rows.completions, rows.old_logprob
-        out = agent.completion(batch.tokens, batch.attention_mask, batch.mask, args.temperature, entropy=True)
+        texts = (batch.tokens, batch.attention_mask, batch.mask, args.temperature)
+        out = agent.completion(*texts, entropy=True, entropy_share=args.ent_share)
         token_loss, logratio = policy_loss(
             out.logprob, old_logprob, batch.logprob, rows.advantages, batch.mask, **settings
         )  # [B, L]
         policy = aggregate(token_loss, batch.mask, args.aggregate, divisor)
-        entropy = aggregate(out.entropy, batch.mask, args.aggregate, divisor)
+        bonus = out.entropy if args.ent_share == 1 else out.clamped_entropy
+        entropy = aggregate(bonus, batch.mask, args.aggregate, divisor)
         loss = policy - args.ent_coef * entropy
         if args.kl_coef > 0 and args.kl_in_reward == "none":
             kl = KL_ESTIMATORS[args.kl_estimator](out.logprob, rows.ref_logprob)
@@ -530,7 +564,7 @@ def minibatch_step(
             grad += new
         with torch.no_grad():
             numbers = (k3(out.logprob, rows.ref_logprob), out.entropy, k3(old_logprob, out.logprob), logratio < lowest,
-                       logratio > highest, k3(batch.logprob, out.logprob))  # fmt: skip
+                       logratio > highest, k3(batch.logprob, out.logprob), bonus)  # fmt: skip
             means = [aggregate(x, batch.mask, "token_mean", tokens) for x in numbers]
             stats += torch.stack([loss, policy, *means])
             extremes[0].clamp_(max=logratio.min())
@@ -577,10 +611,11 @@ def main(args: Args) -> None:
         while state.global_step < args.total_tokens:
             with run.phase("collect"):
                 sampler.refresh(agent)
-                groups, metrics = collect(state, source, sampler, args)
+                now = state.settings(args)
+                groups, metrics = collect(state, source, sampler, now)
             with run.phase("update"):
-                rollout, more = prepare(groups, source, agent, reference, args)
-                run.metrics({**metrics, **more, **update(state, rollout, args, world, source.max_length)})
+                rollout, more = prepare(groups, source, agent, reference, now)
+                run.metrics({**metrics, **more, **update(state, rollout, now, world, source.max_length)})
             run.end_iteration(state)
         results = run.results(state)
         if world.is_main:

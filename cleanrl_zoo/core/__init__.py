@@ -12,6 +12,7 @@ from cleanrl_zoo.core.advantages import (
     overlong_penalty,
 )
 from cleanrl_zoo.core.distributions import Categorical, DiagGaussian, SquashedGaussian
+from cleanrl_zoo.core.entropy import EntropyBand, clamped_entropy, linear_clamped_entropy
 from cleanrl_zoo.core.kl import AdaptiveKL, categorical_kl, k1, k2, k3
 from cleanrl_zoo.core.logprobs import linear_logprobs, token_entropy, token_logprobs
 from cleanrl_zoo.core.off_policy import (
@@ -31,7 +32,7 @@ from cleanrl_zoo.core.policy_losses import (
 )
 from cleanrl_zoo.core.preference import bradley_terry, dpo, hinge, ipo, kto, orpo, preference_accuracy, simpo
 from cleanrl_zoo.core.reduce import aggregate, explained_variance, masked_mean, masked_std
-from cleanrl_zoo.core.returns import discounted_returns, gae, lambda_returns, n_step_returns
+from cleanrl_zoo.core.returns import bilevel_gae, discounted_returns, gae, lambda_returns, n_step_returns
 from cleanrl_zoo.core.statistics import (
     interquartile_mean,
     probability_of_improvement,
@@ -59,14 +60,17 @@ __all__ = [
     "AdaptiveKL",
     "Categorical",
     "DiagGaussian",
+    "EntropyBand",
     "LineSearch",
     "SquashedGaussian",
     "aggregate",
     "agreement_masks",
     "anchor_relative",
     "banded_weight",
+    "bilevel_gae",
     "bradley_terry",
     "categorical_kl",
+    "clamped_entropy",
     "clipped_surrogate",
     "clipped_value_loss",
     "clipped_weight_pg",
@@ -95,6 +99,7 @@ __all__ = [
     "lambda_returns",
     "leave_one_out",
     "line_search",
+    "linear_clamped_entropy",
     "linear_logprobs",
     "masked_mean",
     "masked_std",

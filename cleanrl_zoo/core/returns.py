@@ -99,6 +99,45 @@ def gae(
     return torch.where(keep, _reverse_scan(delta, decay), 0.0).movedim(0, dim)
 
 
+def bilevel_gae(
+    rewards: Tensor,
+    values: Tensor,
+    turn: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    turn_gamma: float,
+    turn_lambda: float,
+    mask: Tensor | None = None,
+    dim: int = 0,
+) -> Tensor:
+    """GAE over turns, and within a turn over its tokens (RAGEN, Wang et al. 2025, arXiv:2504.20073).
+
+    ``turn`` [T, ...] numbers the turns of an episode with integers that do not fall along time; a turn's reward sits on
+    its last token. That token's successor is the last token of the next turn, with the turns' own discount and λ;
+    every other token's is the next token, so that what a turn was worth flows back from its end:
+
+        A = r + γ_turn V' − V + γ_turn λ_turn A'     the last token of a turn; ' that of the next turn
+        A = r + γ V' − V + γ λ A'                    the others; ' the next token
+
+    The last turn ends the episode. A token with mask 0 (a tool's text, padding) gets 0, is stepped over, and what
+    stands there never matters. Inputs [T, ...] -> advantages [T, ...]. Raises ValueError for different ranks.
+    """
+    check_broadcast(rewards=rewards, values=values, turn=turn, mask=mask)
+    keep = torch.ones_like(turn, dtype=torch.bool) if mask is None else mask != 0
+    rewards, values, turn, keep = torch.broadcast_tensors(rewards, values, turn, keep)
+    rewards, values = torch.where(keep, rewards, 0.0), torch.where(keep, values, 0.0)
+    never = torch.iinfo(torch.long).max
+    turn = torch.where(keep, turn.long(), never)
+    coming = torch.cat((turn, torch.full_like(turn.narrow(dim, 0, 1), never)), dim).narrow(dim, 1, turn.shape[dim])
+    coming = coming.flip(dim).cummin(dim).values.flip(dim)  # turn of the next token with mask 1
+    last, end = keep & (coming != turn), keep & (coming == never)
+    following = values.roll(-1, dim)
+    of_turn = gae(rewards, values, following, end, end, turn_gamma, turn_lambda, last, dim)
+    # A last token's advantage is that of its turn: what is left of a reward of A + V when the episode ends there.
+    rewards = torch.where(last, of_turn + values, rewards)
+    return gae(rewards, values, following, last, last, gamma, gae_lambda, keep, dim)
+
+
 def _time_first(dim: int, **tensors: Tensor | None) -> list[Tensor]:
     """Check ranks, broadcast, move time to the front and make flags numbers of the values' own type."""
     check_broadcast(**tensors)

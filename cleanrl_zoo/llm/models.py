@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cleanrl_zoo.core.entropy import clamped_entropy, linear_clamped_entropy
 from cleanrl_zoo.core.logprobs import linear_logprobs, token_entropy, token_logprobs
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ class CompletionOutput:
     logprob: Tensor  # [B, L]
     entropy: Tensor | None = None  # [B, L] nats
     value: Tensor | None = None  # [B, L]
+    clamped_entropy: Tensor | None = None  # [B, L] nats, of the likeliest tokens
 
 
 class LanguageModel(nn.Module):
@@ -230,12 +232,13 @@ class LanguageModel(nn.Module):
 
     def completion(
         self, tokens: Tensor, attention_mask: Tensor, mask: Tensor, temperature: float = 1.0, entropy: bool = False,
-        value: bool = False,
+        value: bool = False, entropy_share: float = 1.0,
     ) -> CompletionOutput:  # fmt: skip
         """Log-probs, and if asked entropies and values, of the completions.
 
         tokens, attention_mask: [B, P+L], 1 on real tokens; mask: [B, L], 1 on what the model wrote, its stop token
         included. The head is applied to the rows with mask 1 alone: at positions P−1 … P+L−2, one before the token.
+        With an `entropy_share` below 1 also the entropies of that share of the vocabulary, the likeliest tokens.
 
         Raises:
             ValueError: when there is no prompt column, or a value is asked of a model without value head.
@@ -248,7 +251,7 @@ class LanguageModel(nn.Module):
             )
         if value and self.value_head is None:
             raise ValueError("a value is asked of a model without value head; make it with value_head=True")
-        keep = mask.bool()
+        keep, clamped = mask.bool(), None
         ids = tokens[:, start + 1 :][keep]  # [n]
         # nothing is predicted from the last column
         inputs = self.inputs(tokens[:, :-1], attention_mask[:, :-1]) | {"use_cache": False}
@@ -257,6 +260,8 @@ class LanguageModel(nn.Module):
             weight = self.model.get_output_embeddings().weight  # [V, H]
             logprob = linear_logprobs(hidden, weight, ids, temperature, entropy=entropy)  # [n]
             logprob, entropies = logprob if entropy else (logprob, None)
+            if entropy_share < 1:
+                clamped = linear_clamped_entropy(hidden, weight, entropy_share, temperature)
         else:  # soft caps, scales, biases: the model's own logits
             if "logits_to_keep" in self.accepts:
                 inputs["logits_to_keep"] = length
@@ -264,6 +269,8 @@ class LanguageModel(nn.Module):
             logits = output.logits[:, -length:][keep].unsqueeze(0)  # [1, n, V]
             logprob = token_logprobs(logits, ids.unsqueeze(0), temperature)[0]
             entropies = token_entropy(logits, temperature)[0] if entropy else None
+            if entropy_share < 1:
+                clamped = clamped_entropy(logits[0], entropy_share, temperature)
             hidden = output.hidden_states[-1][:, start:][keep] if value else None
 
         def spread(rows: Tensor) -> Tensor:
@@ -272,7 +279,7 @@ class LanguageModel(nn.Module):
             return whole
 
         values = self.value_head(hidden.to(self.value_head.weight.dtype)).squeeze(-1) if value else None
-        return CompletionOutput(*(None if x is None else spread(x) for x in (logprob, entropies, values)))
+        return CompletionOutput(*(None if x is None else spread(x) for x in (logprob, entropies, values, clamped)))
 
     forward = completion
 

@@ -457,5 +457,5 @@ def _alike(value: Any, field: dataclasses.Field) -> bool:
     """Whether `value` can be what this flag was: of its default's type, a whole number for a float, None if allowed."""
     optional = type(None) in typing.get_args(field.type)
     if value is None or field.default is None:
-        return optional and isinstance(value, str | int | float | None)
+        return optional and isinstance(value, str | int | float | tuple | None)
     return type(value) is type(field.default) or (isinstance(field.default, float) and type(value) is int)

@@ -107,9 +107,9 @@ class LogprobTable:
     def trainable(self) -> list[Tensor]:
         return [self.logprob]
 
-    def completion(self, tokens, attention_mask, mask, temperature=1.0, entropy=False, value=False):
+    def completion(self, tokens, attention_mask, mask, temperature=1.0, entropy=False, value=False, entropy_share=1.0):
         logprob = torch.where(mask, self.logprob[tokens[:, 0], : mask.shape[1]], 0.0)
-        return CompletionOutput(logprob, -logprob if entropy else None)
+        return CompletionOutput(logprob, -logprob if entropy else None, clamped_entropy=-2 * logprob)
 
     def rows_of(self, mask: Tensor) -> Completions:
         """One completion for each row, with the tokens that `mask` [B, L] says."""

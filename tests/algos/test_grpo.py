@@ -257,6 +257,15 @@ def test_the_entropy_bonus_by_hand(float64):
     torch.testing.assert_close(gradient, by_hand("dr_grpo")[2] + padded(rows([0.1 / 24] * 6)), rtol=0, atol=1e-9)
 
 
+def test_a_bonus_on_the_likeliest_tokens_by_hand(float64):
+    """Of which the table says −2 ℓ: twice the bonus, and both entropies in the log."""
+    numbers, gradient = step_by_hand(free("--variant", "dr_grpo", "--ent-coef", 0.1, "--ent-share", 0.5))
+    assert numbers["losses/loss"] == pytest.approx(by_hand("dr_grpo")[0] + 0.2 * total(LOGPROB) / 24, abs=1e-9)
+    torch.testing.assert_close(gradient, by_hand("dr_grpo")[2] + padded(rows([0.2 / 24] * 6)), rtol=0, atol=1e-9)
+    assert numbers["losses/entropy"] == pytest.approx(-total(LOGPROB) / 13, abs=1e-9)
+    assert numbers["losses/clamped_entropy"] == pytest.approx(-2 * total(LOGPROB) / 13, abs=1e-9)
+
+
 def test_dual_clip_by_hand(float64):
     """c = 3 bounds the loss where A < 0: only the last token's 6 becomes 3, and loses its slope."""
     numbers, gradient = step_by_hand(free("--variant", "dr_grpo", "--dual-clip", 3))
@@ -890,12 +899,40 @@ def test_the_learning_rate_begins_at_the_given_one_and_falls_with_the_tokens():
         assert args.total_tokens == 256 and rates == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_temperature_moves_with_the_tokens():
+    args = flags("--temperature", 1.2, "--temperature-end", 0.8)
+    state, _ = start(args)
+    found = []
+    for state.global_step in (0, 64, 256, 300):
+        found.append(state.settings(args).temperature)
+    assert args.total_tokens == 256 and found == pytest.approx([1.2, 1.1, 0.8, 0.8])
+    assert state.settings(flags("--temperature", 1.2)).temperature == 1.2
+
+
+def test_the_band_moves_the_weight_of_the_bonus_after_an_update():
+    """The tiny model has above 4 nats over all tokens, over the likeliest tenth at most log 26: below the band."""
+    for words in (("--ent-share", 0.1), ()):
+        args = flags("--ent-band", 4, 9, "--ent-coef", 0.05, *words)
+        state, source = start(args)
+        now = state.settings(args)
+        rollout, _ = rollout_of(state, source, now)
+        row = grpo.update(state, rollout, now, World(), 4)
+        assert row["losses/ent_coef"] == 0.05 and ("losses/clamped_entropy" in row) == bool(words)
+        missing = 4 - float(row["losses/clamped_entropy"]) if words else 0.0
+        assert missing == 0 or 0.7 < missing < 1.2
+        assert state.ent_coef == pytest.approx(0.05 + 0.01 * missing, abs=1e-7)
+        assert state.settings(args).ent_coef == state.ent_coef
+
+
 # From the command line
 
 
 @pytest.mark.parametrize(
     "words, expected",
     [
+        (["--ent-band", "2", "1"], ["--ent-band 2 1", "low <= high"]),
+        (["--ent-share", "0"], ["--ent-share 0", "above 0"]),
+        (["--temperature-end", "0"], ["--temperature-end 0", "above 0"]),
         (["--variant", "ppo"], ["--variant ppo", "gspo_token", "lite_ppo"]),
         (["--group-size", "1"], ["--group-size 1", "--baseline group", "at least 2"]),
         (["--variant", "rloo", "--group-size", "1"], ["--group-size 1", "leave_one_out"]),
@@ -1053,6 +1090,7 @@ def test_alarms_reach_the_terminal_once(in_tmp, capsys):
         ("--variant", "grpo", "--lora-rank", "2", "--show-samples", "2"),
         ("--variant", "dapo", "--sampler-dtype", "bfloat16", "--off-policy", "tis"),
         ("--variant", "remax", "--update-epochs", "2"),
+        ("--ent-band", "1", "4", "--ent-share", "0.5", "--temperature-end", "0.7"),
     ],
     ids=lambda words: "-".join(words[1:4]),
 )

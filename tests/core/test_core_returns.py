@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cleanrl_zoo.core.returns import discounted_returns, gae, lambda_returns, n_step_returns
+from cleanrl_zoo.core.returns import bilevel_gae, discounted_returns, gae, lambda_returns, n_step_returns
 
 
 def column(*numbers):
@@ -191,3 +191,45 @@ def test_different_ranks_raise_one_line(function):
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="do not broadcast"):
         function(torch.zeros(2), *values, narrow, narrow, narrow, 0.9, *extra)
+
+
+def test_bilevel_gae_by_hand():
+    # Two turns of two tokens, rewards 1 and 3 at their ends; values 2, 4, 6, 8. gamma 1/2, lambda 1; of turns 3/4, 1/3.
+    # Turns: A3 = 3 - 8 = -5, A1 = 1 + 3/4 * 8 - 4 - 3/4 * 1/3 * 5 = 3 - 5/4 = 1.75.
+    # Tokens: A2 = 0 + 8/2 - 6 - 5/2 = -4.5, A0 = 0 + 4/2 - 2 + 1.75/2 = 0.875.
+    rewards, values, turn = column(0, 1, 0, 3), column(2, 4, 6, 8), torch.tensor([0, 0, 1, 1])
+    close(bilevel_gae(rewards, values, turn, 0.5, 1.0, 0.75, 1 / 3), [0.875, 1.75, -4.5, -5])
+
+
+def test_bilevel_gae_steps_over_tool_tokens_and_padding():
+    """A tool's answer between the turns and inside one, and padding at the end: there is NaN, and any turn number."""
+    expected = column(0.875, 0, 1.75, 0, -4.5, -5, 0)
+    nan = torch.nan
+    mask = torch.tensor([1, 0, 1, 0, 1, 1, 0])
+    rewards, values = column(0, nan, 1, nan, 0, 3, nan), column(2, nan, 4, nan, 6, 8, nan)
+    turn = torch.tensor([0, 9, 0, 0, 1, 1, 7])
+    close(bilevel_gae(rewards, values, turn, 0.5, 1.0, 0.75, 1 / 3, mask), expected)
+    batch = [torch.stack([x, x]) for x in (rewards, values, turn, mask)]
+    close(bilevel_gae(*batch[:3], 0.5, 1.0, 0.75, 1 / 3, batch[3], dim=1), torch.stack([expected, expected]))
+    close(bilevel_gae(*batch[:3], 0.5, 1.0, 0.75, 1 / 3, batch[3], dim=-1), torch.stack([expected, expected]))
+
+
+def test_bilevel_gae_of_turns_of_one_token_and_of_one_turn_is_gae():
+    rewards, values = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    following = torch.cat((values[1:], torch.zeros_like(values[:1])))
+    end = torch.zeros_like(values)
+    end[-1] = 1
+    steps = torch.arange(6).unsqueeze(1)
+    close(
+        bilevel_gae(rewards, values, steps, 0.1, 0.2, 0.9, 0.8),
+        gae(rewards, values, following, end, end, 0.9, 0.8),
+    )
+    close(
+        bilevel_gae(rewards, values, torch.zeros_like(steps), 0.9, 0.8, 0.1, 0.2),
+        gae(rewards, values, following, end, end, 0.9, 0.8),
+    )
+
+
+def test_bilevel_gae_refuses_other_ranks():
+    with pytest.raises(ValueError, match="turn"):
+        bilevel_gae(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3), 1.0, 1.0, 1.0, 1.0)
