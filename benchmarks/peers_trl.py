@@ -42,7 +42,7 @@ class Sizes:
     group_size: int = 8  # of a rollout
     prompt_length: int = 192
     max_length: int = 256  # of a completion
-    rollouts: int = 3  # that are timed, likewise
+    rollouts: int = 12  # that are timed, likewise; their lengths are random, and the mean of three moves by a fifth
     mean_length: int = 64  # every 64th token of the vocabulary ends a completion
     grpo_prompts: int = 32
     grpo_group_size: int = 8
