@@ -147,6 +147,8 @@ PRESETS = {
     "half_cheetah": {"env": "HalfCheetah-v4", "total_timesteps": 300_000, "learning_starts": 1000, "horizon": 30,
                      "population": 500, "kept": 50, "hidden": (200, 200, 200, 200), "log_every": 1000,
                      "checkpoint_every": 10_000},
+    "half_cheetah_light": {"env": "HalfCheetah-v4", "total_timesteps": 10_000, "learning_starts": 1000, "horizon": 20,
+                           **SMALL, "log_every": 1000, "checkpoint_every": 1000},
     "debug": {"env": "cartpole/Balance-v0", "total_timesteps": 320, "learning_starts": 48, "horizon": 3,
               "population": 8, "rounds": 2, "kept": 2, "members": 2, "particles": 4, "hidden": (8, 8),
               "model_every": 64, "patience": 1, "max_epochs": 2, "compile": False, "eval_episodes": 2,

@@ -213,6 +213,9 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         Entry("sac", "InvertedPendulum-v4", (1, 2, 3), 5000, ("--learning-starts", "500", "--eval-every", "250")),
         Entry("mbpo", "Hopper-v4", (1,), 60_000, ("--preset", "hopper_light")),
         Entry("sac", "Hopper-v4", (1, 2, 3), 60_000, EVERY_1K),
+        Entry("pets", "HalfCheetah-v4", (1,), 10_000, ("--preset", "half_cheetah_light")),
+        Entry("mbpo", "HalfCheetah-v4", (1,), 20_000, ("--preset", "half_cheetah_light")),
+        Entry("sac", "HalfCheetah-v4", (1, 2, 3), 20_000, EVERY_1K),
     ),
     # Where the suite `addition` begins: two-digit additions, half of the answers random.
     "addition_sft": (Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5")),),
