@@ -49,6 +49,7 @@ Expect: 0.925 ± 0.006 on held-out sums (start: 0.180), three seeds, a minute on
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -595,6 +596,9 @@ def main(args: Args) -> None:
         source.held_out(1)
     reference = agent.reference() if args.kl_coef > 0 else None  # the model as it was given
     sampler = agent.sampler_copy(args.sampler_dtype)
+    if args.off_policy != "none" and sampler is agent and world.is_main:
+        print(f"note: --off-policy {args.off_policy}: changes nothing while the sampler is the trainer; "
+              "--sampler-dtype bfloat16 makes them differ", file=sys.stderr)  # fmt: skip
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Rewards and lengths of sampled completions of held-out prompts."""

@@ -225,7 +225,6 @@ def record(model: BaseAlgorithm, args: argparse.Namespace) -> None:
     recorder = Recorder(args, log, evaluate)
     model.learn(args.total_timesteps, callback=recorder)
     recorder.write(evaluate=True)
-    log.close()
     eval_envs.close()
     seconds = time.perf_counter() - recorder.started
     last = list(recorder.returns)
@@ -244,6 +243,7 @@ def record(model: BaseAlgorithm, args: argparse.Namespace) -> None:
         "steps_per_second": round(model.num_timesteps / seconds, 1),
     }
     write_json(args.run_dir / "summary.json", summary)
+    log.close()  # which now says that the run has ended
 
 
 def main(argv: list[str] | None = None) -> None:

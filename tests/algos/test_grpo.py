@@ -1074,6 +1074,13 @@ def test_a_sampler_in_another_precision_follows_the_trainer(in_tmp):
     assert all(1e-8 < row["losses/sampler_kl"] < 0.02 for row in table)
 
 
+def test_a_correction_between_equals_is_told_to_change_nothing(in_tmp, capsys):
+    grpo.main(flags("--run-dir", "a", *ASCII, "--off-policy", "tis"))
+    assert capsys.readouterr().err.count("note: --off-policy tis: changes nothing") == 1
+    grpo.main(flags("--run-dir", "b", *ASCII, "--off-policy", "tis", "--sampler-dtype", "bfloat16"))
+    assert "changes nothing" not in capsys.readouterr().err
+
+
 def test_alarms_reach_the_terminal_once(in_tmp, capsys):
     grpo.main(flags("--run-dir", "a", "--reward", "language_helpers:all_alike"))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("alarm at token ")]
