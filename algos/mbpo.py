@@ -452,7 +452,7 @@ def main(args: Args) -> None:
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
                 step = collect(state, envs, fast_act, args)
-            run.check_finite(rewards=torch.from_numpy(step.reward), observations=torch.from_numpy(step.final_obs))
+            run.check_finite(rewards=step.reward, observations=step.final_obs)
             if state.global_step >= args.learning_starts + state.fits * args.model_every:
                 with run.phase("model"):
                     run.metrics(fit_model(state, fast_fit, args))

@@ -404,7 +404,7 @@ def main(args: Args) -> None:
             run.metrics(stats)
             with run.phase("collect"):
                 made = collect(state, envs, action)
-            run.check_finite(rewards=torch.from_numpy(made.reward), observations=torch.from_numpy(made.final_obs))
+            run.check_finite(rewards=made.reward, observations=made.final_obs)
             since = state.global_step - args.learning_starts
             due = (
                 since >= state.fits * args.model_every if args.model_every else (made.terminated | made.truncated).any()

@@ -267,7 +267,7 @@ def main(args: Args) -> None:
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
                 step = collect(state, envs, fast_act, args)
-            run.check_finite(rewards=torch.from_numpy(step.reward), observations=torch.from_numpy(step.final_obs))
+            run.check_finite(rewards=step.reward, observations=step.final_obs)
             with run.phase("update"):
                 run.metrics(update(state, fast_update_step, args))
             run.end_iteration(state)

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -63,8 +64,8 @@ class Progress:
         first, since = self._base
         return (step - first) / max(time.perf_counter() - since, 1e-9)
 
-    def update(self, step: int, recent_return: float | None) -> None:
-        """Writes the line when it is due; `recent_return` is the mean of the last episodes, None before the first."""
+    def update(self, step: int, returns: Collection[float]) -> None:
+        """Writes the line when it is due, with the mean of the last episodes' `returns`."""
         now = time.perf_counter()
         if not self._warm:
             self._base, self._warm = (step, now), True
@@ -73,7 +74,7 @@ class Progress:
             return
         self.written = now
         rate = self.steps_per_second(step)
-        shown = "-" if recent_return is None else self.words.number(recent_return)
+        shown = self.words.number(sum(returns) / len(returns)) if returns else "-"
         left = duration(max(self.total - step, 0) / max(rate, 1e-9))
         parts = [
             f"{step:,}/{self.total:,}",

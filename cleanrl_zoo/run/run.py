@@ -255,10 +255,11 @@ class Run:
         for tag, value in values.items():
             self._values.setdefault(tag, []).append(value)
 
-    def check_finite(self, **tensors: Tensor) -> None:
-        """Raises NonFinite when one of the named tensors holds NaN or Inf. Waits for the device."""
-        for name, tensor in tensors.items():
-            if not torch.isfinite(tensor).all():
+    def check_finite(self, **values: Tensor | np.ndarray) -> None:
+        """Raises NonFinite when one of the named arrays or tensors holds NaN or Inf. Waits for the device."""
+        for name, value in values.items():
+            finite = np.isfinite(value) if isinstance(value, np.ndarray) else torch.isfinite(value)
+            if not finite.all():
                 raise NonFinite(f"{name} holds NaN or Inf")
 
     def end_iteration(self, state: Any) -> None:
@@ -284,7 +285,7 @@ class Run:
             if not self.envs.exact_state and not finished:
                 state.cut(self.envs.cut(self.global_step))
             self._checkpoint(state)
-        self.progress.update(self.global_step, float(np.mean(self.returns)) if self.returns else None)
+        self.progress.update(self.global_step, self.returns)
 
     def _due(self, previous: int, every: int) -> bool:
         return every > 0 and self.global_step // every > previous // every

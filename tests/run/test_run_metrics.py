@@ -56,10 +56,10 @@ def test_every_metric_has_unit_and_definition():
 def test_progress_does_not_flood_a_file(capsys):
     progress = Progress("x", 1_000_000)
     for step in range(10_000):
-        progress.update(step, None)
+        progress.update(step, ())
     assert capsys.readouterr().err == ""
     progress.written -= 31
-    progress.update(500_000, 12.345)
+    progress.update(500_000, [12.345])
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "500,000/1,000,000" in err and "return 12.3" in err and "\r" not in err
 
@@ -69,9 +69,9 @@ def test_progress_fits_the_terminal_and_leaves_out_its_end(capsys, monkeypatch):
     for columns, there, missing in ((40, "return 12.3", "left"), (80, "left", "ppo"), (120, "ppo", "\n")):
         monkeypatch.setenv("COLUMNS", str(columns))
         progress = Progress("ppo_continuous Hopper-v4 seed 1", 1_000_000)
-        progress.update(2048, None)
+        progress.update(2048, ())
         progress.written -= 1
-        progress.update(500_000, 12.345)
+        progress.update(500_000, [12.345])
         err = capsys.readouterr().err
         assert len(err) < columns + 4 and there in err and missing not in err
 
@@ -80,7 +80,7 @@ def test_the_rate_leaves_out_the_first_iteration():
     """It compiles: with 100 s for it and 10 s for the next 1,000 steps the rate is 100 steps a second, not 18."""
     progress = Progress("x", 10_000)
     progress.started -= 110
-    progress.update(1_000, None)
+    progress.update(1_000, ())
     progress._base = (1_000, progress._base[1] - 10)
     assert progress.steps_per_second(2_000) == pytest.approx(100, rel=0.01)
 
@@ -104,9 +104,9 @@ def test_duration(seconds, text):
 
 def test_a_language_model_counts_tokens_and_is_judged_by_rewards(capsys):
     progress = Progress("grpo addition seed 1", 1_000, words=LANGUAGE)
-    progress.update(10, None)
+    progress.update(10, ())
     progress.written -= 31
-    progress.update(500, 0.1234)
+    progress.update(500, [0.1234])
     err = capsys.readouterr().err
     assert "500/1,000  reward 0.123" in err and "tokens/s" in err
 
