@@ -27,11 +27,14 @@ A `--variant` is settings of this one loop, and nothing else:
     topr                    R − mean_G                          −A ℓ, weighed if A < 0 sum, 1/B         arXiv:2503.14286
     gdpo                    each reward's own, whitened         C                      token            arXiv:2601.05242
 
-s is the geometric mean of a completion's r; topr's weight is min(Π π/π_sampler, 1), that of the whole completion.
+s is the geometric mean of a completion's r; topr's weight is min(Π π/π_sampler, 1), that of the whole completion. sg
+stops the gradient; whitened is less the mean and over the standard deviation; k1, k2 and k3 are estimates of the KL to
+the reference, log π/π_ref, half its square, and e^x − 1 − x of its negative x (core/kl.py).
 
 `--off-policy` weighs the loss where sampler and trainer differ (`--sampler-dtype bfloat16`), ρ = exp(ℓ° − ℓ^b), ℓ^b as
-recorded by the sampler: vanilla ρ, tis min(ρ, cap), icepop ρ inside [low, cap] or 0, mis the sequence's product or 0,
-veto 0 for a sequence with a token below the threshold, ppo_is puts ratio and clip around the sampler.
+recorded by the sampler, [low, cap] as --off-policy-low and --off-policy-cap say: vanilla ρ, tis min(ρ, cap), icepop ρ
+inside [low, cap] or 0, mis the sequence's product or 0 above cap, veto 0 for a sequence with a token below the
+threshold, ppo_is puts ratio and clip around the sampler.
 
 Deviations, each with its reason:
 
@@ -145,11 +148,11 @@ class Args(LanguageArgs):
     """subtract β k1 from the rewards instead: its sum from the completion's, or each token's from its own and those
     before it"""
     ent_coef: float = 0.0
-    """weight of the entropy bonus"""
+    """weight of the entropy bonus, whose entropy is averaged or summed as --aggregate says"""
     ent_share: float = 1.0
     """share of the vocabulary, its likeliest tokens, whose entropy the bonus is of"""
     ent_band: tuple[float, float] | None = None
-    """nats between which to hold that entropy: after each iteration --ent-coef moves by --ent-rate per nat outside"""
+    """nats per token between which to hold it: after each iteration --ent-coef moves by --ent-rate per nat outside"""
     ent_rate: float = 0.01
     """of --ent-band"""
     temperature_end: float | None = None
@@ -178,11 +181,16 @@ class Args(LanguageArgs):
         if self.variant not in VARIANTS:
             raise ValueError(f"--variant {self.variant}: this file has {', '.join(VARIANTS)}")
         check(self, "num_prompts", "group_size", "num_minibatches", "update_epochs", "max_draws", at_least=1)
-        check(self, "learning_rate", "max_grad_norm", "off_policy_cap", "veto_threshold", above=0)
-        check(self, "clip_low", "clip_high", "kl_coef", "ent_coef", "overlong_cache", "off_policy_low", at_least=0)
+        check(self, "learning_rate", "max_grad_norm", above=0)
+        check(self, "clip_low", "clip_high", "kl_coef", "ent_coef", "ent_rate", "overlong_cache", at_least=0)
+        check(self, "off_policy_cap", at_least=1)
+        check(self, "off_policy_low", at_least=0, at_most=1)
+        check(self, "veto_threshold", above=0, at_most=1)
         check(self, "dual_clip", above=1)
         check(self, "ent_share", above=0, at_most=1)
-        check(self, "temperature_end", "ent_rate", above=0)
+        check(self, "temperature_end", above=0)
+        if self.ent_share < 1 and self.ent_coef == 0 and self.ent_band is None:
+            raise ValueError(f"--ent-share {self.ent_share:g}: is of the bonus; give --ent-coef or --ent-band with it")
         if self.ent_band is not None and not 0 <= self.ent_band[0] <= self.ent_band[1]:
             raise ValueError(f"--ent-band {self.ent_band[0]:g} {self.ent_band[1]:g}: give 0 <= low <= high, in nats")
         self.check_exact_logprobs()
@@ -251,7 +259,7 @@ class TrainState:
     optimizer: Adam
     noise_generator: torch.Generator
     minibatch_generator: torch.Generator
-    ent_coef: float  # of the next iteration
+    ent_band: EntropyBand  # holds the weight of the entropy bonus
     global_step: int = 0  # completion tokens sampled
     begun_at: int = 0  # where this iteration began: the learning rate is that of the tokens before it
     iteration: int = 0
@@ -263,7 +271,7 @@ class TrainState:
             optimizer=Adam(agent.trainable()),
             noise_generator=torch_generator(args.seed, "noise"),
             minibatch_generator=torch_generator(args.seed, "minibatch"),
-            ent_coef=args.ent_coef,
+            ent_band=EntropyBand(*(args.ent_band or (0.0, math.inf)), args.ent_coef, args.ent_rate),
         )
 
     def settings(self, args: Args) -> Args:
@@ -272,7 +280,7 @@ class TrainState:
         if args.temperature_end is not None:
             progress = min(self.global_step / args.total_tokens, 1.0)
             temperature += progress * (args.temperature_end - temperature)
-        return replace(args, temperature=temperature, ent_coef=self.ent_coef)
+        return replace(args, temperature=temperature, ent_coef=self.ent_band.coef)
 
 
 @dataclass
@@ -490,17 +498,18 @@ def update(state: TrainState, rollout: Rollout, args: Args, world: World, max_le
     """Epochs of shuffled minibatches over the completions, one optimizer step each."""
     remaining = 1.0 - state.begun_at / args.total_tokens if args.anneal_lr else 1.0
     learning_rate = torch.tensor(args.learning_rate * remaining)
-    steps, extremes = [], []
+    steps, extremes, learned = [], [], []
     for _ in range(args.update_epochs):
         order = torch.randperm(len(rollout.advantages), generator=state.minibatch_generator)
         for index in order.tensor_split(args.num_minibatches):
+            learned.append(rollout.completions.mask[index].any())
             stats, extreme = minibatch_step(
                 state.agent, state.optimizer, rollout, index, learning_rate, args, world, max_length
             )
             steps.append(stats)
             extremes.append(extreme)
     state.iteration += 1
-    names = (*STATS, "losses/grad_norm")
+    learned, names = torch.stack(learned), (*STATS, "losses/grad_norm")
     means = dict(zip(names, torch.stack(steps).mean(0), strict=True))
     last_epoch = dict(zip(names, torch.stack(steps[-args.num_minibatches :]).mean(0), strict=True))
     lowest, highest = torch.stack(extremes).unbind(1)
@@ -508,10 +517,10 @@ def update(state: TrainState, rollout: Rollout, args: Args, world: World, max_le
         del means["losses/ref_kl"]  # there is no reference
     if args.ent_share == 1:
         del means["losses/clamped_entropy"]  # it is that of all tokens
-    moved = {} if args.ent_band is None else {"losses/ent_coef": state.ent_coef}
-    if args.ent_band is not None:
-        band = EntropyBand(*args.ent_band, state.ent_coef, args.ent_rate)
-        state.ent_coef = band.update(means.get("losses/clamped_entropy", means["losses/entropy"]))
+    moved = {} if args.ent_band is None else {"losses/ent_coef": state.ent_band.coef}
+    if learned.any():  # an optimizer step without tokens has measured nothing
+        entropies = torch.stack(steps)[:, names.index("losses/clamped_entropy")]
+        state.ent_band.update(masked_mean(entropies, learned))
     if args.temperature_end is not None:
         moved["charts/temperature"] = args.temperature
     return {
@@ -596,9 +605,12 @@ def main(args: Args) -> None:
         source.held_out(1)
     reference = agent.reference() if args.kl_coef > 0 else None  # the model as it was given
     sampler = agent.sampler_copy(args.sampler_dtype)
-    if args.off_policy != "none" and sampler is agent and world.is_main:
-        print(f"note: --off-policy {args.off_policy}: changes nothing while the sampler is the trainer; "
-              "--sampler-dtype bfloat16 makes them differ", file=sys.stderr)  # fmt: skip
+    same, no_ratio = sampler is agent, args.off_policy == "ppo_is" and args.surrogate in ("none", "taper")
+    if args.off_policy != "none" and (same or no_ratio) and world.is_main:
+        reason = f"with --surrogate {args.surrogate}, which has no ratio"
+        if same:
+            reason = "while the sampler is the trainer; --sampler-dtype bfloat16 makes them differ"
+        print(f"note: --off-policy {args.off_policy}: changes nothing {reason}", file=sys.stderr)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Rewards and lengths of sampled completions of held-out prompts."""

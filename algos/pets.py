@@ -214,7 +214,7 @@ class TrainState:
 def imagine(
     model: GaussianEnsemble, world: World, obs: Tensor, plans: Tensor, noise: Tensor, deal: Tensor | None, gamma: float
 ) -> tuple[Tensor, Tensor]:
-    """Mean return [P] of plans [P, H, A] that start in `obs` [D], and a number that is finite if all predictions are.
+    """Mean return [P] of plans [P, H, A] that start in `obs` [D], and the sum of all predictions (to find a NaN).
 
     noise: standard normal [H, S, targets] for S particles. The e-th S/E places belong to member e. A particle keeps its
     place (ts∞), or moves to place deal[h] (int64 [H, S], a permutation for each step) before step h (ts1).
@@ -250,7 +250,7 @@ def cem_step(
     deal: Tensor | None, kept: int, momentum: float, gamma: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """One round of the cross-entropy method over plans: the distribution's new mean and variance [H, A], the mean
-    return of the plans that were kept, and a number that is finite if all predictions are.
+    return of the plans that were kept, and the sum of all predictions (to find a NaN).
 
     draws: standard normal, cut off at two deviations, [P, H, A]. The rest as in `imagine`.
     """
@@ -267,7 +267,7 @@ def cem_step(
 def random_step(
     model: GaussianEnsemble, world: World, obs: Tensor, draws: Tensor, noise: Tensor, deal: Tensor | None, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best [H, A] of P plans, its return, and a number that is finite if all predictions are.
+    """The best [H, A] of P plans, its return, and the sum of all predictions (to find a NaN).
 
     draws: uniform in [0, 1), [P, H, A]. The rest as in `imagine`.
     """
@@ -282,7 +282,7 @@ def search(
     model: GaussianEnsemble, world: World, obs: Tensor, begin: Tensor, step: Callable, generator: torch.Generator,
     args: Args,
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:  # fmt: skip
-    """The plan [H, A] for `obs` [D], what it promises, and a number that is finite if all predictions are.
+    """The plan [H, A] for `obs` [D], what it promises, and the sum of all predictions (to find a NaN).
 
     begin: [H, A], where the cross-entropy method begins. step: `cem_step` or `random_step`, compiled or not.
     """

@@ -12,12 +12,15 @@ import json
 import sys
 import time
 
-import mbrl.models
-import mbrl.planning
-import mbrl.types
-import numpy as np
-import omegaconf
-import torch
+try:
+    import mbrl.models
+    import mbrl.planning
+    import mbrl.types
+    import numpy as np
+    import omegaconf
+    import torch
+except ImportError as error:
+    sys.exit(f"error: {error}; benchmarks/speed_models.py says how to make an environment for this file, and starts it")
 
 OBS, ACTION = 5, 1
 

@@ -180,7 +180,8 @@ def read_curve(path: Path) -> list[dict[str, float]]:
                 raise ValueError("it has other columns")
             return [{name: float(cell) for name, cell in row.items() if cell != ""} for row in reader]
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
+        reason = "a line is cut short" if isinstance(error, TypeError) else error
+        raise ValueError(f"{path}: cannot be read ({reason})") from None
 
 
 def clock(rows: list[dict[str, float]], wall_clock_s: float, max_points: int = MAX_POINTS) -> list[tuple[int, float]]:
@@ -204,7 +205,8 @@ def read_clock(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with open(path, newline="") as file:
             rows = [(float(row["step"]), float(row["seconds"])) for row in csv.DictReader(file)]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
+        reason = "a line is cut short" if isinstance(error, TypeError) else error
+        raise ValueError(f"{path}: cannot be read ({reason})") from None
     steps, seconds = np.asarray(rows, np.float64).reshape(-1, 2).T
     return steps, seconds
 

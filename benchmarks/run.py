@@ -268,6 +268,8 @@ def main(argv: list[str] | None = None) -> int:
                 elif runs and not entry.is_peer:
                     folder = results / "zoo" / entry.name / folder_name(entry.env)
                     print(f"{folder}: from {publish_policy(runs, folder)}")
+                elif not entry.is_peer:
+                    print(f"{entry.name} {entry.env}: no finished run in {runs_dir}")
         return 0
     with usage_errors():
         connect(args.launcher)

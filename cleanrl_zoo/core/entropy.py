@@ -17,11 +17,12 @@ def clamped_entropy(logits: Tensor, share: float, temperature: float = 1.0) -> T
     """Entropy of softmax(logits / temperature) over the likeliest ⌈share · V⌉ tokens, renormalised: [..., V] -> [...].
 
     Which tokens these are is not differentiated. A logit of −inf excludes its token. Computed in float32 at least.
-    Raises ValueError for a share outside (0, 1] or a temperature that is not positive.
+    Raises ValueError for a share outside (0, 1] or a temperature that is not positive and finite.
     """
-    if not (0 < share <= 1 and temperature > 0):
-        raise ValueError(f"share is {share} and temperature {temperature}; give a share in (0, 1] and a positive one")
-    top = logits.topk(math.ceil(share * logits.shape[-1]), sorted=False).values
+    if not (0 < share <= 1 and 0 < temperature < math.inf):
+        raise ValueError(f"share is {share} and temperature {temperature}; give a share in (0, 1] and one above 0")
+    count = math.ceil(round(share * logits.shape[-1], 6))  # 0.07 · 100 is 7.000000000000001
+    top = logits.topk(count, sorted=False).values
     logp = (top.to(torch.promote_types(top.dtype, torch.float32)) / temperature).log_softmax(-1)
     return -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(-1)
 
@@ -47,22 +48,22 @@ def linear_clamped_entropy(hidden: Tensor, weight: Tensor, share: float, tempera
 class EntropyBand:
     """The weight of an entropy bonus, moved to hold the entropy between ``low`` and ``high`` (nats).
 
-    coef + rate · (low − entropy) below the band, coef − rate · (entropy − high) above it, never under 0 or over
-    ``most``; inside the band it stays. Raises ValueError unless 0 <= low <= high and no other setting is negative.
+    coef + rate · (low − entropy) below the band, coef − rate · (entropy − high) above it, and never under 0; inside the
+    band it stays. Raises ValueError unless 0 <= low <= high and coef and rate are numbers of at least 0.
     """
 
-    def __init__(self, low: float, high: float, coef: float, rate: float, most: float = 1.0) -> None:
+    def __init__(self, low: float, high: float, coef: float, rate: float) -> None:
         if not 0 <= low <= high:
             raise ValueError(f"entropy band is {low} … {high}; give 0 <= low <= high")
-        if min(coef, rate, most) < 0:
-            raise ValueError(f"entropy band got coef {coef}, rate {rate}, most {most}; none may be negative")
-        self.low, self.high, self.coef, self.rate, self.most = low, high, float(coef), rate, most
+        if not (0 <= coef < math.inf and 0 <= rate < math.inf):
+            raise ValueError(f"entropy band got coef {coef} and rate {rate}; both must be numbers of at least 0")
+        self.low, self.high, self.coef, self.rate = low, high, float(coef), rate
 
     def update(self, entropy: float | Tensor) -> float:
         """Move the weight by one measured mean entropy; returns the new weight."""
         entropy = float(entropy)
-        self.coef += self.rate * (max(self.low - entropy, 0.0) - max(entropy - self.high, 0.0))
-        self.coef = min(max(self.coef, 0.0), self.most)
+        moved = self.coef + self.rate * (max(self.low - entropy, 0.0) - max(entropy - self.high, 0.0))
+        self.coef = max(moved, 0.0)
         return self.coef
 
     def state_dict(self) -> dict[str, float]:

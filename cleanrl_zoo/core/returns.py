@@ -120,9 +120,12 @@ def bilevel_gae(
         A = r + γ V' − V + γ λ A'                    the others; ' the next token
 
     The last turn ends the episode. A token with mask 0 (a tool's text, padding) gets 0, is stepped over, and what
-    stands there never matters. Inputs [T, ...] -> advantages [T, ...]. Raises ValueError for different ranks.
+    stands there never matters. Inputs [T, ...] -> advantages [T, ...]. Raises ValueError for different ranks and turns
+    that are no integers.
     """
     check_broadcast(rewards=rewards, values=values, turn=turn, mask=mask)
+    if turn.is_floating_point():
+        raise ValueError(f"turn is {turn.dtype}; the turns of an episode are numbered with integers")
     keep = torch.ones_like(turn, dtype=torch.bool) if mask is None else mask != 0
     rewards, values, turn, keep = torch.broadcast_tensors(rewards, values, turn, keep)
     rewards, values = torch.where(keep, rewards, 0.0), torch.where(keep, values, 0.0)

@@ -41,7 +41,8 @@ def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> 
     import torch._dynamo
 
     torch._dynamo.config.trace_autograd_ops = True
-    torch._dynamo.config.automatic_dynamic_shapes = False  # as dynamic=False, which costs ten microseconds a call
+    # For the whole process. The argument dynamic=False says the same at every call, and takes 10 µs of each.
+    torch._dynamo.config.automatic_dynamic_shapes = False
     options = {"cpp_wrapper": True} if device == "cpu" else {"triton.cudagraphs": True}
     return torch.compile(function, fullgraph=True, options=options, isolate_recompiles=True)
 

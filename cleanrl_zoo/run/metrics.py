@@ -106,7 +106,6 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "losses/ratio_min": ("1", "smallest ratio π/π_old of a token; 0.5 to 2 is healthy"),
     "losses/ratio_max": ("1", "largest ratio π/π_old of a token"),
-    "losses/dropped_tokens": ("share", "tokens whose weight between sampler and trainer is 0"),
     "losses/accuracy": ("share", "tokens of the completions that the model holds for the likeliest"),
     "charts/planned_return": ("return", "imagined return over the horizon of the plans that the last search kept"),
     "charts/planned_std": ("action", "standard deviation of those plans, mean over their actions"),

@@ -920,8 +920,26 @@ def test_the_band_moves_the_weight_of_the_bonus_after_an_update():
         assert row["losses/ent_coef"] == 0.05 and ("losses/clamped_entropy" in row) == bool(words)
         missing = 4 - float(row["losses/clamped_entropy"]) if words else 0.0
         assert missing == 0 or 0.7 < missing < 1.2
-        assert state.ent_coef == pytest.approx(0.05 + 0.01 * missing, abs=1e-7)
-        assert state.settings(args).ent_coef == state.ent_coef
+        assert state.ent_band.coef == pytest.approx(0.05 + 0.01 * missing, abs=1e-7)
+        assert state.settings(args).ent_coef == state.ent_band.coef
+
+
+def test_the_band_does_not_move_by_what_nobody_measured():
+    """Three of four optimizer steps have no token to learn from, or all four."""
+    args = flags("--ent-band", 5, 9, "--ent-coef", 0.05)
+    for kept in (1, 0):
+        state, source = start(args)
+        rollout, _ = rollout_of(state, source, args)
+        mask = rollout.completions.mask
+        mask[kept:] = False
+        entropies = []
+        row = grpo.update(state, rollout, args, World(), 4)
+        if kept:
+            entropies = 4 * float(row["losses/entropy"])  # the mean over four, of which three are 0
+            assert 4 < entropies < 5
+            assert state.ent_band.coef == pytest.approx(0.05 + 0.01 * (5 - entropies), abs=1e-6)
+        else:
+            assert state.ent_band.coef == 0.05
 
 
 # From the command line
@@ -932,6 +950,11 @@ def test_the_band_moves_the_weight_of_the_bonus_after_an_update():
     [
         (["--ent-band", "2", "1"], ["--ent-band 2 1", "low <= high"]),
         (["--ent-share", "0"], ["--ent-share 0", "above 0"]),
+        (["--ent-share", "0.5"], ["--ent-share 0.5", "--ent-coef"]),
+        (["--ent-rate", "inf"], ["--ent-rate inf", "a finite number"]),
+        (["--off-policy", "icepop", "--off-policy-low", "3"], ["--off-policy-low 3", "at most 1"]),
+        (["--off-policy", "tis", "--off-policy-cap", "0.5"], ["--off-policy-cap 0.5", "at least 1"]),
+        (["--off-policy", "veto", "--veto-threshold", "2"], ["--veto-threshold 2", "at most 1"]),
         (["--temperature-end", "0"], ["--temperature-end 0", "above 0"]),
         (["--variant", "ppo"], ["--variant ppo", "gspo_token", "lite_ppo"]),
         (["--group-size", "1"], ["--group-size 1", "--baseline group", "at least 2"]),
@@ -1079,6 +1102,9 @@ def test_a_correction_between_equals_is_told_to_change_nothing(in_tmp, capsys):
     assert capsys.readouterr().err.count("note: --off-policy tis: changes nothing") == 1
     grpo.main(flags("--run-dir", "b", *ASCII, "--off-policy", "tis", "--sampler-dtype", "bfloat16"))
     assert "changes nothing" not in capsys.readouterr().err
+    words = ("--variant", "rloo", "--off-policy", "ppo_is", "--sampler-dtype", "bfloat16")
+    grpo.main(flags("--run-dir", "c", *ASCII, *words))
+    assert capsys.readouterr().err.count("changes nothing with --surrogate none, which has no ratio") == 1
 
 
 def test_alarms_reach_the_terminal_once(in_tmp, capsys):

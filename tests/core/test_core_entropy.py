@@ -34,6 +34,12 @@ def test_the_share_is_rounded_up_to_tokens(share, count):
     close(clamped_entropy(torch.zeros(3, 4, dtype=torch.float64), share), [math.log(count)] * 3)
 
 
+@pytest.mark.parametrize("share, tokens, count", [(0.07, 100, 7), (0.55, 100, 55), (0.28, 25, 7), (0.14, 50, 7)])
+def test_a_share_that_is_a_whole_number_of_tokens_is_that_number(share, tokens, count):
+    assert math.ceil(share * tokens) == count + 1  # what rounding in the product would make of it
+    close(clamped_entropy(torch.zeros(tokens, dtype=torch.float64), share), math.log(count))
+
+
 def test_temperature_divides_the_logits():
     logits = torch.tensor([0.3, -2.0, 1.1, 0.9], dtype=torch.float64)
     close(clamped_entropy(logits, 0.7, 2.5), clamped_entropy(logits / 2.5, 0.7))
@@ -68,7 +74,7 @@ def test_half_precision_is_computed_in_single():
     torch.testing.assert_close(clamped_entropy(logits, 1.0), clamped_entropy(logits.float(), 1.0))
 
 
-@pytest.mark.parametrize("share, temperature", [(0.0, 1.0), (1.1, 1.0), (float("nan"), 1.0), (0.5, 0.0)])
+@pytest.mark.parametrize("share, temperature", [(0.0, 1.0), (1.1, 1.0), (math.nan, 1.0), (0.5, 0.0), (0.5, math.inf)])
 def test_a_share_outside_0_1_and_a_temperature_of_0_are_refused(share, temperature):
     with pytest.raises(ValueError, match=r"share in \(0, 1\]"):
         clamped_entropy(torch.zeros(3), share, temperature)
@@ -77,12 +83,12 @@ def test_a_share_outside_0_1_and_a_temperature_of_0_are_refused(share, temperatu
 
 
 def test_the_band_moves_the_weight_by_hand():
-    band = EntropyBand(0.5, 0.8, coef=0.1, rate=0.2, most=0.15)
+    band = EntropyBand(0.5, 0.8, coef=0.1, rate=0.2)
     assert band.update(0.6) == 0.1  # inside
     assert band.update(0.5) == band.update(0.8) == 0.1  # its ends belong to it
     assert band.update(torch.tensor(1.0)) == pytest.approx(0.1 - 0.2 * 0.2)
     assert band.update(0.3) == pytest.approx(0.06 + 0.2 * 0.2)
-    assert band.update(0.0) == 0.15 and band.update(9.0) == 0.0
+    assert band.update(9.0) == 0.0  # never a punishment
     other = EntropyBand(0.5, 0.8, coef=0.0, rate=0.2)
     band.update(0.3)
     other.load_state_dict(band.state_dict())
@@ -93,7 +99,7 @@ def test_the_band_holds_a_policys_entropy():
     """Ten tokens, of which a reward of 1 prefers the first: without the bonus entropy falls to 0, with it it stays."""
     entropies = {}
     for rate in (0.0, 0.05):
-        band, logits = EntropyBand(0.5, 0.7, coef=0.0, rate=rate, most=5.0), torch.zeros(10, requires_grad=True)
+        band, logits = EntropyBand(0.5, 0.7, coef=0.0, rate=rate), torch.zeros(10, requires_grad=True)
         for _ in range(2000):
             entropy = clamped_entropy(logits, 0.5)
             objective = logits.softmax(0)[0] + band.coef * entropy
@@ -104,7 +110,13 @@ def test_the_band_holds_a_policys_entropy():
     assert entropies[0.0] < 0.1 and 0.45 < entropies[0.05] < 0.75
 
 
-@pytest.mark.parametrize("settings", [(-0.1, 1.0, 0.1, 0.1), (1.0, 0.5, 0.1, 0.1), (0.0, 1.0, -1.0, 0.1)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (-0.1, 1.0, 0.1, 0.1), (1.0, 0.5, 0.1, 0.1), (math.nan, 1.0, 0.1, 0.1), (0.0, 1.0, -1.0, 0.1),
+        (0.0, 1.0, math.nan, 0.1), (0.0, 1.0, 0.1, math.nan), (0.0, 1.0, 0.1, -1.0),
+    ],
+)  # fmt: skip
 def test_a_band_that_is_none_is_refused(settings):
     with pytest.raises(ValueError, match="entropy band"):
         EntropyBand(*settings)

@@ -230,6 +230,8 @@ def test_bilevel_gae_of_turns_of_one_token_and_of_one_turn_is_gae():
     )
 
 
-def test_bilevel_gae_refuses_other_ranks():
+def test_bilevel_gae_refuses_other_ranks_and_fractions_of_turns():
     with pytest.raises(ValueError, match="turn"):
-        bilevel_gae(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3), 1.0, 1.0, 1.0, 1.0)
+        bilevel_gae(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), 1.0, 1.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="numbered with integers"):
+        bilevel_gae(torch.zeros(3), torch.zeros(3), torch.tensor([0.0, 0.4, 1.0]), 1.0, 1.0, 1.0, 1.0)
