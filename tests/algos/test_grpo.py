@@ -1172,9 +1172,10 @@ def launched(folder, ranks, *words):
     "extra", [("--variant", "grpo"), ("--variant", "dapo", "--lora-rank", 2)], ids=lambda words: words[1]
 )
 def test_two_ranks_are_one(tmp_path, extra):
-    """The same parameters after four iterations, to 1e-6, and only rank 0 writes and speaks.
+    """The same parameters after four iterations, and only rank 0 writes and speaks.
 
-    The learning rate is low because Adam makes of rounding in gradients near 0 a share of its step.
+    Adam makes of rounding in a gradient near 0 a share of its step, 1e-5: so a parameter or two may differ by that, and
+    all together by a thousandth of what they moved. The gradients alone are compared more exactly above.
     """
     words = ("--preset", "debug", *ASCII, "--run-dir", "a", "--show-samples", 2, "--micro-batch", 3, *extra,
              "--learning-rate", 1e-5)  # fmt: skip
@@ -1185,9 +1186,11 @@ def test_two_ranks_are_one(tmp_path, extra):
     one, two = (load_file(tmp_path / name / "0/a/policy/model.safetensors") for name in ("one", "two"))
     begun = load_language_model("tiny", generator=torch_generator(1, "init"))[0].model.state_dict()
     assert one.keys() == two.keys()
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-6)
-    assert max((one[name] - begun[name]).abs().max() for name in one) > 3e-5  # and they have moved
+    moved, apart = (
+        torch.cat([(a[name] - b[name]).abs().flatten() for name in one]) for a, b in ((one, begun), (one, two))
+    )
+    assert moved.max() > 3e-5
+    assert apart.max() < 1e-5 and apart.mean() < 1e-3 * moved.mean()
     alone, together = (rows_without_clock(tmp_path / name / "0/a") for name in ("one", "two"))
     assert len(alone) == len(together)
     for a, b in zip(alone, together, strict=True):
