@@ -180,9 +180,11 @@ def features(env_id: str) -> Callable[[Tensor], Tensor]:
         return _unchanged
 
     def with_sines(obs: Tensor) -> Tensor:
-        turned = obs[..., list(angles)]
-        kept = [column for column in range(obs.shape[-1]) if column not in angles]
-        return torch.cat([obs[..., kept], turned.sin(), turned.cos()], -1)
+        # by columns: a list of indices would be a constant tensor, which the compiled loop of pets.py cannot hold
+        columns = obs.unbind(-1)
+        kept = [column for index, column in enumerate(columns) if index not in angles]
+        turned = [columns[index] for index in angles]
+        return torch.stack([*kept, *(x.sin() for x in turned), *(x.cos() for x in turned)], -1)
 
     return with_sines
 

@@ -234,6 +234,28 @@ def test_compiled_equals_eager(propagation, known):
             assert not torch.isfinite(compile_function(step, True)(*with_nan)[-1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["HalfCheetah-v4", "InvertedDoublePendulum-v5"])
+def test_what_is_known_of_an_environment_compiles(env):
+    """Features with an angle, a reward and a termination of several columns: inside the compiled loop they are as eager."""
+    args = args_for(horizon=3, population=8, kept=2)
+    envs = make_vec(env, 1, 1, "gymnasium")
+    space, dims = envs.single_action_space, envs.single_observation_space.shape[0]
+    known = pets.World(torch.as_tensor(space.low, dtype=torch.float32), torch.as_tensor(space.high, dtype=torch.float32),
+                       pets.features(env), pets.termination(env), pets.reward(env))  # fmt: skip
+    width = known.features(torch.zeros(dims)).shape[0] + len(known.low)
+    model = GaussianEnsemble(2, width, dims, (8, 8), generator=generator(), scale_targets=True)
+    model.normalise(torch.randn(50, width), torch.randn(50, dims))
+    shape = (3, len(known.low))
+    begin, draws = (torch.zeros(shape), torch.full(shape, 0.25)), torch.rand(8, *shape, generator=generator(3))
+    noise, obs = torch.randn(3, 4, dims, generator=generator(1)), torch.randn(dims, generator=generator(2))
+    arguments = (model, known, obs, *begin, draws, noise, None, args.kept, 0.1, 0.9)
+    with torch.no_grad():
+        eager, compiled = pets.cem_step(*arguments), compile_function(pets.cem_step, True)(*arguments)
+    for one, other in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+
+
 # The loop
 
 
