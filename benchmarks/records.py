@@ -26,6 +26,8 @@ MAX_POINTS = 1000
 COLUMNS = ["step", "train_return", "episodes", "eval_return"]  # of curve.csv; the losses follow
 # What is said of pairs, beside the losses; not all of rewards/*, whose names are the task's
 OF_PAIRS = ("rewards/accuracy", "rewards/margin", "rewards/chosen_length", "rewards/rejected_length")
+# What an evaluation beside a teacher says more than the reward, and its columns
+BESIDE_TEACHER = {"eval/teacher_kl": "eval_teacher_kl", "eval/episodic_length": "eval_length"}
 TIMING = ("wall_clock_s", "steps_per_second")
 
 
@@ -133,7 +135,8 @@ def thin(rows: list[dict[str, float]], max_points: int = MAX_POINTS) -> list[dic
     """Log rows as at most `max_points` points, each over ⌈rows / max_points⌉ consecutive rows.
 
     A point has the last step of its rows, the mean return of all episodes that ended in them, their number, the last
-    evaluation among them, and the mean of each loss and of what is said of pairs. What no row has is absent.
+    evaluation among them (with a teacher, also its distance and the lengths), and the mean of each loss and of what is
+    said of pairs. What no row has is absent.
     """
     width = max(1, math.ceil(len(rows) / max_points))
     losses = sorted({tag for row in rows for tag in row if tag.startswith("losses/") or tag in OF_PAIRS})
@@ -151,6 +154,9 @@ def thin(rows: list[dict[str, float]], max_points: int = MAX_POINTS) -> list[dic
         evaluations = [row["eval/episodic_return"] for row in group if "eval/episodic_return" in row]
         if evaluations:
             point["eval_return"] = evaluations[-1]
+        for row in group:
+            if "eval/teacher_kl" in row:
+                point |= {name: row[tag] for tag, name in BESIDE_TEACHER.items()}
         for tag in losses:
             values = [row[tag] for row in group if tag in row]
             if values:

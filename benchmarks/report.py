@@ -266,9 +266,12 @@ def language_tables(groups: list[Group], start: float | None) -> list[str]:
     if start is not None:
         first = f"Every run begins with the same model, whose held-out reward is {start:.3f}; gain: over that.\n"
         text.insert(0, first)
-    header, *rows = report_language.pairs_table(groups) or [[]]
-    if rows:
-        text += ["## Pairs\n", table(header, rows), report_language.PAIRS_LEGEND]
+    for title, found, legend in (
+        ("Pairs", report_language.pairs_table(groups), report_language.PAIRS_LEGEND),
+        ("Beside the teacher", report_language.teacher_table(groups), report_language.TEACHER_LEGEND),
+    ):
+        if found:
+            text += [f"## {title}\n", table(found[0], found[1:]), legend]
     return text
 
 

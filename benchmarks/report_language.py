@@ -59,19 +59,36 @@ PAIRS_LEGEND = (
 )
 
 
+TEACHER_LEGEND = (
+    "Means over seeds of the last evaluation. KL: exact KL(student‖teacher), nats per token of the student's held-out "
+    "completions. length: their tokens.\n"
+)
+
+
 def pairs_table(groups: list[Any]) -> list[list[str]]:
     """What was logged of pairs: one row per setting, in the order of `scores_table`; empty where nothing was."""
-    columns = {"agreement": "accuracy", "margin": "margin", "KL": "ref_kl", "chosen length": "chosen_length",
-               "rejected length": "rejected_length"}  # fmt: skip
+    return _last_values(groups, "margin", {
+        "agreement": "accuracy", "margin": "margin", "KL": "ref_kl", "chosen length": "chosen_length",
+        "rejected length": "rejected_length",
+    })  # fmt: skip
+
+
+def teacher_table(groups: list[Any]) -> list[list[str]]:
+    """How far students are from their teacher, as `pairs_table`."""
+    return _last_values(groups, "eval_teacher_kl", {"KL": "eval_teacher_kl", "length": "eval_length"})
+
+
+def _last_values(groups: list[Any], asked: str, columns: dict[str, str]) -> list[list[str]]:
+    """A row for each group whose curves have the column `asked`: titles and what was logged last."""
 
     def last(group: Any, name: str) -> str:
         seen = [[point[name] for point in curve if name in point] for curve in group.curves]
         return f"{np.mean([values[-1] for values in seen]):.3f}" if all(seen) else "–"
 
-    of_pairs = [group for group in groups if any("margin" in point for curve in group.curves for point in curve)]
+    found = [group for group in groups if any(asked in point for curve in group.curves for point in curve)]
     rows = [
         [group.entry.env, group.entry.name, *(last(group, name) for name in columns.values())]
-        for group in sorted(of_pairs, key=lambda group: -group.scores("final").mean())
+        for group in sorted(found, key=lambda group: -group.scores("final").mean())
     ]
     return [["task", "setting", *columns], *rows] if rows else []
 

@@ -237,12 +237,12 @@ def test_compiled_equals_eager(propagation, known):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["HalfCheetah-v4", "InvertedDoublePendulum-v5"])
 def test_what_is_known_of_an_environment_compiles(env):
-    """Features with an angle, a reward and a termination of several columns: inside the compiled loop they are as eager."""
+    """Features with an angle, rewards and terminations of several columns: compiled or not, they say the same."""
     args = args_for(horizon=3, population=8, kept=2)
     envs = make_vec(env, 1, 1, "gymnasium")
     space, dims = envs.single_action_space, envs.single_observation_space.shape[0]
-    known = pets.World(torch.as_tensor(space.low, dtype=torch.float32), torch.as_tensor(space.high, dtype=torch.float32),
-                       pets.features(env), pets.termination(env), pets.reward(env))  # fmt: skip
+    low, high = (torch.as_tensor(bound, dtype=torch.float32) for bound in (space.low, space.high))
+    known = pets.World(low, high, pets.features(env), pets.termination(env), pets.reward(env))
     width = known.features(torch.zeros(dims)).shape[0] + len(known.low)
     model = GaussianEnsemble(2, width, dims, (8, 8), generator=generator(), scale_targets=True)
     model.normalise(torch.randn(50, width), torch.randn(50, dims))

@@ -64,6 +64,24 @@ def test_the_table_ranks_settings_and_shows_the_gain_over_the_start(home):
     assert "Incomplete" not in text and "0123456789ab" in text
 
 
+def test_what_was_logged_last_of_pairs_and_of_a_teacher_is_a_table_each(home):
+    """Means over the two seeds of each last value: agreement (.7 + .8)/2, margin (1 + 2)/2; KL (.2 + .4)/2."""
+    for name, columns in (
+        ("grpo", {"accuracy": (0.7, 0.8), "margin": (1.0, 2.0)}),
+        ("dapo", {"eval_teacher_kl": (0.2, 0.4), "eval_length": (3.0, 4.0)}),
+    ):
+        for index in range(2):
+            place = home / "results" / "addition" / name / "addition" / f"seed_{index + 1}" / "curve.csv"
+            points = [{**point, **dict.fromkeys(columns, 9.0)} for point in records.read_curve(place)]
+            points[-1] |= {column: values[index] for column, values in columns.items()}
+            place.write_text(records.write_curve(points))
+    text = make(home)
+    pairs, teacher = (text.split(title)[1] for title in ("## Pairs", "## Beside the teacher"))
+    assert "| task | setting | agreement | margin | KL | chosen length | rejected length |" in pairs
+    assert "| addition | grpo | 0.750 | 1.500 | – | – | – |" in pairs
+    assert "| task | setting | KL | length |" in teacher and "| addition | dapo | 0.300 | 3.500 |" in teacher
+
+
 def test_what_is_missing_is_said(home):
     folder = home / "results" / "addition" / "dapo" / "addition" / "seed_2"
     for path in folder.iterdir():

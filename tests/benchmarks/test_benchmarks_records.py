@@ -82,6 +82,16 @@ def test_thinning_weighs_returns_by_episodes_and_averages_losses():
     ]
 
 
+def test_of_an_evaluation_beside_a_teacher_distance_and_length_are_kept():
+    evaluation = {"eval/episodic_return": 0.5, "eval/episodic_length": 3.5}
+    rows = [row(1, **evaluation), row(2, **evaluation, **{"eval/teacher_kl": 0.25}), row(3)]
+    assert thin(rows) == [
+        {"step": 1, "episodes": 0, "eval_return": 0.5},
+        {"step": 2, "episodes": 0, "eval_return": 0.5, "eval_teacher_kl": 0.25, "eval_length": 3.5},
+        {"step": 3, "episodes": 0},
+    ]
+
+
 @pytest.mark.parametrize(("rows", "points"), [(1, 1), (1000, 1000), (1001, 501), (48_828, 997)])
 def test_a_curve_has_at_most_a_thousand_points_and_ends_at_the_last_step(rows, points):
     # ⌈rows/1000⌉ = 1, 1, 2, 49 rows per point; ⌈48828/49⌉ = 997
