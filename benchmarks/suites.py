@@ -161,7 +161,9 @@ DISTILLATION = ("--model", "results/zoo/addition_sft", *TEACHER, "--eval-every",
 DISTILLATION_SMALL = ("--model", "results/zoo/addition_sft_small", *TEACHER, "--learning-rate", "0.001",
                       "--eval-every", "20000")  # fmt: skip
 
-SAC_SHORT = ("--learning-starts", "200", "--eval-every", "500", "--eval-episodes", "3")  # as many as pets.py plays
+# evaluated as pets.py is, whose every step of an evaluation is a search: three episodes, at the end
+EVALUATED_AS_PETS = ("--eval-every", "0", "--eval-episodes", "3")
+SAC_SHORT = ("--learning-starts", "200", *EVALUATED_AS_PETS)
 
 SUITES: dict[str, tuple[Entry, ...]] = {
     "first_light": grid(("ppo_continuous",), MUJOCO, 1_000_000, EVERY_100K),
@@ -214,8 +216,8 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         Entry("mbpo", "Hopper-v4", (1,), 60_000, ("--preset", "hopper_light")),
         Entry("sac", "Hopper-v4", (1, 2, 3), 60_000, EVERY_1K),
         Entry("pets", "HalfCheetah-v4", (1,), 10_000, ("--preset", "half_cheetah_light")),
-        Entry("mbpo", "HalfCheetah-v4", (1,), 20_000, ("--preset", "half_cheetah_light", "--eval-episodes", "3")),
-        Entry("sac", "HalfCheetah-v4", (1, 2, 3), 20_000, (*EVERY_1K, "--eval-episodes", "3")),
+        Entry("mbpo", "HalfCheetah-v4", (1,), 20_000, ("--preset", "half_cheetah_light", *EVALUATED_AS_PETS)),
+        Entry("sac", "HalfCheetah-v4", (1, 2, 3), 20_000, EVALUATED_AS_PETS),
     ),
     # Where the suite `addition` begins: two-digit additions, half of the answers random.
     "addition_sft": (Entry("llm_sft", "addition", (1,), 350_000, ("--noise", "0.5")),),
