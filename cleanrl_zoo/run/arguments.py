@@ -226,8 +226,8 @@ def check(
             continue
         bounds = [("at least", at_least), ("above", above), ("at most", at_most), ("below", below)]
         allowed = " and ".join(f"{words} {bound}" for words, bound in bounds if math.isfinite(bound))
-        if any(entry is not None and not math.isfinite(entry) for entry in entries):
-            allowed = f"a finite number, {allowed}" if allowed else "a finite number"
+        if allowed and any(entry is not None and not math.isfinite(entry) for entry in entries):
+            allowed = f"a finite number, {allowed}"
         given = " ".join(map(str, entries)) or "without a value"
         raise ValueError(f"{flag(name)} {given}: must be {allowed or 'a number'}")
 

@@ -382,7 +382,7 @@ class TwoActions:
         self.logits = torch.tensor(LOGITS, dtype=torch.float64, requires_grad=True)
         self.reference = torch.tensor(REFERENCE, dtype=torch.float64).log_softmax(0)
 
-    def completion(self, tokens, attention_mask, mask, temperature=1.0, entropy=False):
+    def completion(self, tokens, attention_mask, mask, temperature=1.0, entropy=False, entropy_share=1.0):
         logprob = self.logits.log_softmax(0)[tokens[:, -1:]]
         return CompletionOutput(logprob, torch.zeros_like(logprob))
 
