@@ -16,7 +16,7 @@ import pytest
 import report
 import speed_llm
 import torch
-from peers_trl import PAIRS, PROMPTS, Clock, ExtraMemory, Sizes
+from peers_trl import PAIRS, PROMPTS, Clock, Sizes
 from records import ROOT
 from safetensors.torch import load_file, save_file
 from speed_llm import CASES, SHORT, WORKERS, Measurement
@@ -50,7 +50,6 @@ def test_time_runs_from_the_end_of_one_iteration_to_that_of_the_next():
     assert clock.seconds(skip=1, every=2) == [5.0, 9.0]  # iterations of two steps end at 2, 7 and 16
 
 
-@pytest.mark.skipif(not LINUX, reason="this system does not tell a process's highest memory")
 MEMORY = """
 from peers_trl import ExtraMemory
 block = bytearray(b"x") * 200_000_000
@@ -63,6 +62,7 @@ print(memory.highest)
 """
 
 
+@pytest.mark.skipif(not LINUX, reason="this system does not tell a process's highest memory")
 def test_memory_that_was_given_back_counts_and_earlier_memory_does_not():
     """In a process of its own: of a large one the system may take pages back meanwhile."""
     place = {**os.environ, "PYTHONPATH": str(Path(peers_trl.__file__).parent)}
