@@ -509,9 +509,9 @@ def update(state: TrainState, rollout: Rollout, args: Args, world: World, max_le
             steps.append(stats)
             extremes.append(extreme)
     state.iteration += 1
-    learned, names = torch.stack(learned), (*STATS, "losses/grad_norm")
-    means = dict(zip(names, torch.stack(steps).mean(0), strict=True))
-    last_epoch = dict(zip(names, torch.stack(steps[-args.num_minibatches :]).mean(0), strict=True))
+    table, learned, names = torch.stack(steps), torch.stack(learned), (*STATS, "losses/grad_norm")
+    means = dict(zip(names, table.mean(0), strict=True))
+    last_epoch = dict(zip(names, table[-args.num_minibatches :].mean(0), strict=True))
     lowest, highest = torch.stack(extremes).unbind(1)
     if args.kl_coef == 0:
         del means["losses/ref_kl"]  # there is no reference
@@ -519,8 +519,7 @@ def update(state: TrainState, rollout: Rollout, args: Args, world: World, max_le
         del means["losses/clamped_entropy"]  # it is that of all tokens
     moved = {} if args.ent_band is None else {"losses/ent_coef": state.ent_band.coef}
     if learned.any():  # an optimizer step without tokens has measured nothing
-        entropies = torch.stack(steps)[:, names.index("losses/clamped_entropy")]
-        state.ent_band.update(masked_mean(entropies, learned))
+        state.ent_band.update(masked_mean(table[:, names.index("losses/clamped_entropy")], learned))
     if args.temperature_end is not None:
         moved["charts/temperature"] = args.temperature
     return {

@@ -186,8 +186,7 @@ def read_curve(path: Path) -> list[dict[str, float]]:
                 raise ValueError("it has other columns")
             return [{name: float(cell) for name, cell in row.items() if cell != ""} for row in reader]
     except (OSError, ValueError, TypeError) as error:
-        reason = "a line is cut short" if isinstance(error, TypeError) else error
-        raise ValueError(f"{path}: cannot be read ({reason})") from None
+        raise _damaged(path, error) from None
 
 
 def clock(rows: list[dict[str, float]], wall_clock_s: float, max_points: int = MAX_POINTS) -> list[tuple[int, float]]:
@@ -211,10 +210,15 @@ def read_clock(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with open(path, newline="") as file:
             rows = [(float(row["step"]), float(row["seconds"])) for row in csv.DictReader(file)]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = "a line is cut short" if isinstance(error, TypeError) else error
-        raise ValueError(f"{path}: cannot be read ({reason})") from None
+        raise _damaged(path, error) from None
     steps, seconds = np.asarray(rows, np.float64).reshape(-1, 2).T
     return steps, seconds
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    """A table that `error` kept from being read; a cell that is missing is None, and no number can be made of it."""
+    reason = "a line is cut short" if isinstance(error, TypeError) else error
+    return ValueError(f"{path}: cannot be read ({reason})")
 
 
 def without_paths(value: Any) -> Any:

@@ -293,6 +293,21 @@ def rows(times: list[Time], settings: dict[str, Setting]) -> list[dict[str, Any]
     return found
 
 
+def check_idle(force: bool) -> None:
+    """Raises ValueError where the load average says that something else runs, unless `force`."""
+    load = os.getloadavg()[0]
+    if load > IDLE_LOAD and not force:
+        raise ValueError(
+            f"load average {load:.2f}: something else runs here; wait until it is below {IDLE_LOAD}, or --force"
+        )
+
+
+def disturbed(times: list[dict[str, Any]]) -> list[str]:
+    """The line of a table that says how many measurements other processes disturbed, or none."""
+    found = sum((item["other_cores"] or 0) > IDLE_CORES for item in times)
+    return [f"- **{found} of {len(times)} measurements were disturbed by other processes.**"] if found else []
+
+
 def table(records: list[dict[str, Any]]) -> str:
     """The medians of one or several records as one Markdown table, with what is needed to judge them."""
     all_rows = [row for record in records for row in record["rows"]]
@@ -323,10 +338,7 @@ def table(records: list[dict[str, Any]]) -> str:
         for row in first_of_each(record["rows"]):
             flags = f"`{row['flags']}`" if row["flags"] else "defaults"
             lines.append(f"- `{row['setting']}`: {flags}; the peer: {row['peer']}.")
-        disturbed = [item for item in record["times"] if (item["other_cores"] or 0) > IDLE_CORES]
-        if disturbed:
-            of = f"{len(disturbed)} of {len(record['times'])}"
-            lines.append(f"- **{of} measurements were disturbed by other processes.**")
+        lines += disturbed(record["times"])
     return "\n".join(lines) + "\n"
 
 
@@ -415,11 +427,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError("--steps, --repeats, --threads and --cores must be at least 1")
         settings = {name: chosen(name, args.env, args.steps) for name in args.settings}
         check_installed(settings, args.sbx_python)
-        load = os.getloadavg()[0]
-        if load > IDLE_LOAD and not args.force:
-            raise ValueError(
-                f"load average {load:.2f}: something else runs here; wait until it is below {IDLE_LOAD}, or --force"
-            )
+        check_idle(args.force)
         cores = confine(args.cores)
         out = args.results / "speed" / f"{args.name}.json"
         record = measure(settings, args.threads, args.repeats, out, cores, args.sbx_python)

@@ -48,7 +48,7 @@ from peers_trl import (
     write_computed,
 )
 from records import ROOT, Parser, write_text
-from speed import IDLE_CORES, IDLE_LOAD, installed, thread_variables, timed
+from speed import IDLE_CORES, check_idle, disturbed, installed, thread_variables, timed
 from torch import Tensor
 
 from cleanrl_zoo.core import linear_logprobs
@@ -458,11 +458,7 @@ def table(record: dict[str, Any]) -> str:
     for case, errors in record["differences"].items():
         told = ", ".join(f"{name} {error:.1e}" for name, error in sorted(errors.items()))
         lines.append(f"- Relative differences between the sides, `{case}`: {told}.")
-    disturbed = [item for item in record["times"] if (item["other_cores"] or 0) > IDLE_CORES]
-    if disturbed:
-        lines.append(
-            f"- **{len(disturbed)} of {len(record['times'])} measurements were disturbed by other processes.**"
-        )
+    lines += disturbed(record["times"])
     return "\n".join(lines) + "\n"
 
 
@@ -553,11 +549,7 @@ def main(argv: list[str] | None = None) -> int:
             peer_versions(args.trl_python)
         else:
             args.trl_python = None
-        load = os.getloadavg()[0]
-        if load > IDLE_LOAD and not args.force:
-            raise ValueError(
-                f"load average {load:.2f}: something else runs here; wait until it is below {IDLE_LOAD}, or --force"
-            )
+        check_idle(args.force)
         out = args.results / "speed" / f"{args.name}.json"
         sizes = SHORT if args.short else Sizes()
         record = measure_all(cases, sizes, args.repeats, args.threads, out, args.trl_python)

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from records import ROOT, Parser, read_metrics, write_text
-from speed import IDLE_CORES, IDLE_LOAD, confine, installed, thread_variables, timed
+from speed import IDLE_CORES, check_idle, confine, disturbed, installed, thread_variables, timed
 
 from cleanrl_zoo.nn import Adam, GaussianEnsemble, fit, fit_step
 from cleanrl_zoo.run import compile_function, usage_errors
@@ -168,11 +168,7 @@ def table(record: dict[str, Any]) -> str:
             f"{TRAINING['outputs']} targets, layers {' × '.join(map(str, TRAINING['hidden']))}, batches of 256, "
             f"{TRAINING['epochs']} epochs."
         )
-    disturbed = [item for item in record["times"] if (item["other_cores"] or 0) > IDLE_CORES]
-    if disturbed:
-        lines.append(
-            f"- **{len(disturbed)} of {len(record['times'])} measurements were disturbed by other processes.**"
-        )
+    lines += disturbed(record["times"])
     return "\n".join(lines) + "\n"
 
 
@@ -229,11 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         python = args.mbrl_python and str(Path(args.mbrl_python).expanduser().absolute())
         if python and not installed(python, "mbrl"):
             raise ValueError(f"--mbrl-python {args.mbrl_python}: that interpreter has no mbrl; pip install it there")
-        load = os.getloadavg()[0]
-        if load > IDLE_LOAD and not args.force:
-            raise ValueError(
-                f"load average {load:.2f}: something else runs here; wait until it is below {IDLE_LOAD}, or --force"
-            )
+        check_idle(args.force)
         confine(1)
         out = args.results / "speed" / f"{args.name}.json"
         record = measure(args.cases, args.repeats, args.threads, out, python)

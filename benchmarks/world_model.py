@@ -231,9 +231,8 @@ def draw_trajectories(imagined: Imagined, names: tuple[str, ...], path: Path, sh
             )
         truth = imagined.truth[:, 0, dim].numpy()
         axes.plot(truth, color="black", linewidth=2)
-        room = 0.3 * max(
-            float(truth.max() - truth.min()), 1e-3
-        )  # where a particle leaves the page, the truth stays readable
+        # where a particle leaves the page, the truth stays readable
+        room = 0.3 * max(float(truth.max() - truth.min()), 1e-3)
         axes.set_ylim(float(truth.min()) - room, float(truth.max()) + room)
         axes.set(title=names[dim])
         axes.title.set_fontsize(9)

@@ -80,10 +80,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "charts/unscorable": ("completions", "sampled completions that the reward could not score"),
     "losses/loss": ("1", "the whole loss, of which the gradient is taken"),
     "losses/ent_coef": ("return/nat", "weight of the entropy bonus, before it moves"),
-    "losses/clamped_entropy": (
-        "nats",
-        "mean entropy of the likeliest tokens alone, of which the bonus is",
-    ),
+    "losses/clamped_entropy": ("nats", "mean entropy of the likeliest tokens alone, of which the bonus is"),
     "losses/ref_kl": ("nats", "mean per token of the k3 estimate of KL(policy‖reference)"),
     "losses/sequence_kl": ("nats", "mean over completions of the summed log(policy/reference), before the update"),
     "losses/sampler_kl": ("nats", "mean per token of the k3 estimate of KL(sampler‖trainer), before the first update"),
