@@ -205,6 +205,7 @@ class LanguageModel(nn.Module):
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
         self.eval()
         self.linear_head = _has_linear_head(model)
+        self.decodes: bool | None = None  # whether llm/decoder.py can drive it, found by the first sample
 
     @property
     def config(self) -> Any:

@@ -4,17 +4,16 @@ Each row of the batch is drawn by uniform numbers of its own, one per token, thr
 function. So a sample does not depend on which other rows are in the batch, nor on when they end.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cleanrl_zoo.llm.decoder import ROOM, Decoder, cache_name, decodes, next_logits
 from cleanrl_zoo.llm.models import LanguageModel, context_length, import_transformers
 
-ROOM = 64  # columns by which the cache grows: long completions are rare, so the full length is never allocated at once
 CHECK_EVERY = 8  # tokens between two looks at how many rows have ended, where a look waits for the device
 
 
@@ -99,7 +98,7 @@ def sample(
         ValueError: one line, for a prompt too long for the model's context, noise of another shape, bad settings.
     """
     _check(model, prompt_mask, group_size, max_length, noise, temperature, top_p)
-    if model.model._is_stateful or _cache_name(model) not in model.accepts:
+    if model.model._is_stateful or cache_name(model) not in model.accepts:
         return generate(
             model, prompt_ids, prompt_mask, group_size, max_length, stop_ids, pad_id, noise, temperature, top_p
         )
@@ -114,17 +113,14 @@ def _sample(
     model: LanguageModel, prompt_ids: Tensor, prompt_mask: Tensor, group_size: int, max_length: int,
     stop_ids: tuple[int, ...], pad_id: int, noise: Tensor | None, temperature: float, top_p: float,
 ) -> Completions:  # fmt: skip
-    device, width = prompt_ids.device, prompt_ids.shape[1]
+    device, prompt_mask = prompt_ids.device, prompt_mask.bool()
     cache = _cache(model)
-    logits = _next_logits(model, cache, **model.inputs(prompt_ids, prompt_mask))  # [N, V]
+    logits = next_logits(model, cache, **model.inputs(prompt_ids, prompt_mask))  # [N, V]
     group = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # [N·G]
-    cache.reorder_cache(group)
-    logits, prompt_ids, prompt_mask = logits[group], prompt_ids[group], prompt_mask[group].bool()
+    decoder = (Decoder if decodes(model) else _PlainDecoder)(model, cache, prompt_mask, group, max_length)
+    logits, prompt_ids, prompt_mask = logits[group], prompt_ids[group], prompt_mask[group]
 
-    padded = not bool(prompt_mask.all())  # without padding no mask is needed, and attention is faster
-    attention = torch.nn.functional.pad(prompt_mask.long(), (0, max_length), value=1)  # [R, P + max_length]
-    position = prompt_mask.sum(1, keepdim=True)  # [R, 1] of the next token; R rows are still in the batch
-    rows = torch.arange(len(group), device=device)  # [R] their places in the result
+    rows = torch.arange(len(group), device=device)  # [R] places in the result of the rows that are still in the batch
     running = torch.ones_like(rows, dtype=torch.bool)  # [R]
     stops = torch.tensor(stop_ids, dtype=torch.int64, device=device)
     ids = torch.full((len(group), max_length), pad_id, device=device)
@@ -144,14 +140,9 @@ def _sample(
                 break
             if left <= 0.875 * len(rows):  # dropping rows copies the cache of the others once
                 keep = running.nonzero().squeeze(1)
-                cache.reorder_cache(keep)
-                rows, running, token, position = rows[keep], running[keep], token[keep], position[keep]
-                attention = attention[keep]
-        inputs = {"input_ids": token.unsqueeze(1), "attention_mask": attention[:, : width + t + 1] if padded else None}
-        if "position_ids" in model.accepts:
-            inputs["position_ids"] = position + t
-        with _grouped_attention(model, padded):
-            logits = _next_logits(model, cache, **inputs)
+                decoder.keep(keep)
+                rows, running, token = rows[keep], running[keep], token[keep]
+        logits = decoder.next_logits(token)
     truncated = torch.zeros(len(group), dtype=torch.bool, device=device)
     truncated[rows] = running
     length = int(mask.any(0).sum())  # of the longest
@@ -236,18 +227,6 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _next_logits(model: LanguageModel, cache: Any, **inputs: Any) -> Tensor:
-    """Logits [R, V] of the token after the last column; the cache takes the columns up."""
-    if "logits_to_keep" in model.accepts:
-        inputs["logits_to_keep"] = 1
-    return model.model(**inputs, **{_cache_name(model): cache}, use_cache=True).logits[:, -1]
-
-
-def _cache_name(model: LanguageModel) -> str:
-    """What transformers calls the argument: the first name since 5.2x, the second before."""
-    return "cache" if "cache" in model.accepts else "past_key_values"
-
-
 def _cache(model: LanguageModel) -> Any:
     """An empty cache as transformers makes it for the model, its plain layers replaced by ones that write in place."""
     import_transformers()
@@ -281,37 +260,29 @@ def _cache(model: LanguageModel) -> Any:
     return cache
 
 
-@contextlib.contextmanager
-def _grouped_attention(model: LanguageModel, padded: bool) -> Iterator[None]:
-    """On the CPU, lets query heads read the key head that they share, for one new token per row.
+class _PlainDecoder:
+    """As `Decoder`, by the forward pass of any model that takes transformers' cache."""
 
-    Under a mask, transformers copies keys and values for each query head, which takes longer than attention itself.
-    """
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", None)
-    shared = getattr(config, "num_key_value_heads", None) not in (None, heads)
-    if not padded or not shared or model.device.type != "cpu" or config._attn_implementation != "sdpa":
-        yield
-        return
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    def __init__(self, model: LanguageModel, cache: Any, prompt_mask: Tensor, group: Tensor, max_length: int) -> None:
+        self.model, self.cache, prompt_mask = model, cache, prompt_mask[group]
+        cache.reorder_cache(group)
+        self.padded = not bool(prompt_mask.all())  # without padding no mask is needed, and attention is faster
+        self.attention = torch.nn.functional.pad(prompt_mask.long(), (0, max_length), value=1)  # [R, P + max_length]
+        self.length = prompt_mask.shape[1]  # columns of the cache
+        self.position = prompt_mask.sum(1, keepdim=True)  # [R, 1] of the next token
 
-    AttentionInterface.register("grouped", _attend)
-    AttentionMaskInterface.register("grouped", sdpa_mask)
-    config._attn_implementation = "grouped"
-    try:
-        yield
-    finally:
-        config._attn_implementation = "sdpa"
+    def keep(self, rows: Tensor) -> None:
+        self.cache.reorder_cache(rows)
+        self.attention, self.position = self.attention[rows], self.position[rows]
 
-
-def _attend(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    dropout: float = 0.0, scaling: float | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    attend = torch.nn.functional.scaled_dot_product_attention
-    output = attend(query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True)  # [R, heads, 1, dim]
-    return output.transpose(1, 2).contiguous(), None
+    def next_logits(self, token: Tensor) -> Tensor:
+        self.length += 1
+        attention = self.attention[:, : self.length] if self.padded else None
+        inputs = {"input_ids": token.unsqueeze(1), "attention_mask": attention}
+        if "position_ids" in self.model.accepts:
+            inputs["position_ids"] = self.position
+        self.position = self.position + 1
+        return next_logits(self.model, self.cache, **inputs)
 
 
 def _check(

@@ -1,9 +1,11 @@
 """Samples against the model's own log-probs, against known probabilities, and against Hugging Face's generate."""
 
+import math
+
 import pytest
 import torch
 
-from cleanrl_zoo.llm import sampler
+from cleanrl_zoo.llm import decoder, sampler
 from cleanrl_zoo.llm.models import LanguageModel
 from cleanrl_zoo.llm.sampler import Completions, draw, generate, sample
 from cleanrl_zoo.llm.tokenizer import pad_left
@@ -117,7 +119,8 @@ def test_a_chain_is_sampled_by_its_probabilities(chain):
 def test_the_samplers_logprobs_are_the_trainers(family, name, temperature, monkeypatch):
     """Ratio 1 for an unchanged policy at any temperature, with ragged prompts and ends, over a sliding window, past
     the cache's first room."""
-    monkeypatch.setattr(sampler, "ROOM", 10)
+    for room in (sampler, decoder):
+        monkeypatch.setattr(room, "ROOM", 10)
     model = LanguageModel(family(name, vocab=70))
     completions = sample(model, *PROMPTS, 6, 40, (1, 2), 0, uniform(18, 40, seed=1), temperature)
     lengths = completions.lengths
@@ -163,18 +166,20 @@ def test_a_sample_does_not_depend_on_its_company(family):
         assert (other.logprob - whole.logprob[:, :width]).abs().max() < 1e-12
 
 
-def test_one_prefill_per_prompt_and_ended_rows_leave(family):
-    model = LanguageModel(family("llama"))
-    shapes = []
-    model.model.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+@pytest.mark.parametrize("name", ["llama", "phi"])  # by our own decoder, and by transformers' layers
+def test_one_prefill_per_prompt_and_ended_rows_leave(family, name):
+    model = LanguageModel(family(name))
+    model.decodes = name == "llama"
+    shapes = []  # of the tokens that go in
+    model.model.base_model.embed_tokens.register_forward_pre_hook(
+        lambda module, args: shapes.append(tuple(args[0].shape))
     )
     completions = sample(model, *PROMPTS, 4, 90, (1, 2), 0, uniform(12, 90))
     assert shapes[0] == (3, 8) and shapes[1][0] <= 12
-    running = [(completions.lengths > t + 1).sum().item() for t in range(len(shapes) - 1)]
-    assert all(columns == 1 for _, columns in shapes[1:])
-    assert all(alive <= rows for (rows, _), alive in zip(shapes[1:], running, strict=True))
-    assert sum(rows for rows, _ in shapes[1:]) <= 1.2 * sum(running)
+    steps = [math.prod(shape) for shape in shapes[1:]]  # one token per row
+    running = [(completions.lengths > t + 1).sum().item() for t in range(len(steps))]
+    assert all(alive <= rows for rows, alive in zip(steps, running, strict=True))
+    assert sum(steps) <= 1.2 * sum(running)
     assert len(shapes) == completions.ids.shape[1]  # no step after the last token
 
 
