@@ -376,7 +376,10 @@ def _fits(value: Any, kind: Any) -> bool:
     if typing.get_origin(kind) is Literal:
         return value in options
     if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_fits(entry, options[0]) for entry in value)
+        if not isinstance(value, tuple):
+            return False
+        kinds = options[:1] * len(value) if options[-1] is Ellipsis else options
+        return len(value) == len(kinds) and all(map(_fits, value, kinds))
     if options:
         return any(_fits(value, option) for option in options)
     return type(value) is kind or (kind is float and type(value) is int)
@@ -402,7 +405,13 @@ def _first_sentence(box: str) -> str:
             break
         if text and "─" not in text:
             words.append(text)
-    return " ".join(words) or "the command line could not be read"
+    text = " ".join(words) or "the command line could not be read"
+    union = re.fullmatch(r"Error parsing (--[\w-]+): no type matching (.+) could be instantiated from \[(.*)\]\.", text)
+    if union is None:
+        return text
+    name, kinds, given = union.groups()
+    kinds = [kind.strip("{}").lower() for kind in kinds.split("|")]
+    return f"{name} {given.replace(chr(39), '').replace(',', '')}: must be {' or '.join(sorted(kinds))}"
 
 
 def folder_name(subject: str) -> str:

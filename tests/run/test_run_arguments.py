@@ -62,6 +62,13 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
     assert all(word in err for word in words), err
 
 
+def test_a_flag_of_two_numbers_or_none_says_so(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(MoreArgs, PRESETS, ["--span", "0.3"])
+    assert capsys.readouterr().err == "error: --span 0.3: must be float float or none (see --help)\n"
+    assert parse_args(MoreArgs, PRESETS, ["--span", "1", "2.5"]).span == (1.0, 2.5)
+
+
 def test_help_names_every_flag_and_its_unit(capsys):
     with pytest.raises(SystemExit) as stop:
         parse("--help")
@@ -96,6 +103,7 @@ class MoreArgs(Args):
 
     hidden: tuple[int, ...] = (64, 64)
     target_kl: float | None = None
+    span: tuple[float, float] | None = None
     loss: Literal["squared", "huber"] = "squared"
 
 
@@ -131,6 +139,8 @@ def test_a_preset_may_be_a_file_of_settings(tmp_path):
         ('{"compile": 1}', "compile cannot be 1; its default is true"),
         ('{"hidden": [64, "wide"]}', 'hidden cannot be [64, "wide"]; its default is [64, 64]'),
         ('{"hidden": 64}', "hidden cannot be 64"),
+        ('{"span": [1.0]}', "span cannot be [1.0]; its default is null"),
+        ('{"span": [1.0, 2, 3]}', "span cannot be [1.0, 2, 3]"),
         ('{"target_kl": "low"}', 'target_kl cannot be "low"; its default is null'),
         ('{"loss": "cubed"}', 'loss cannot be "cubed"; its default is "squared"'),
         ('{"gamma": 1.5}', "--gamma 1.5: must be at least 0 and at most 1"),
