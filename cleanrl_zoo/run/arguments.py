@@ -397,16 +397,19 @@ def _option(argv: list[str], name: str) -> str | None:
 
 
 def _first_sentence(box: str) -> str:
-    """What tyro's framed message says, without the frame and the help below its rule."""
+    """What tyro's framed message says, without the frame, its title and the help below its rule."""
     words: list[str] = []
+    titled = "─" in box  # the frame holds the title; in ASCII it is a line with a rule below it
     for line in box.splitlines():
         text = line.strip("│╭╰╮╯ \t")
-        if set(text) <= {"─"} and words:
-            break
-        if text and "─" not in text:
+        if text and set(text) <= {"─", "-"}:
+            if titled and words:
+                break
+            titled, words = True, []
+        elif text and "─" not in text:
             words.append(text)
     text = " ".join(words) or "the command line could not be read"
-    union = re.fullmatch(r"Error parsing (--[\w-]+): no type matching (.+) could be instantiated from \[(.*)\]\.", text)
+    union = re.match(r"Error parsing (--[\w-]+): no type matching (.+?) could be instantiated from \[(.*?)\]\.", text)
     if union is None:
         return text
     name, kinds, given = union.groups()
