@@ -129,9 +129,9 @@ def bilevel_gae(
     keep = torch.ones_like(turn, dtype=torch.bool) if mask is None else mask != 0
     rewards, values, turn, keep = torch.broadcast_tensors(rewards, values, turn, keep)
     rewards, values = torch.where(keep, rewards, 0.0), torch.where(keep, values, 0.0)
-    never = torch.iinfo(torch.long).max
+    never = 2**62  # a turn that never comes
     turn = torch.where(keep, turn.long(), never)
-    coming = torch.cat((turn, torch.full_like(turn.narrow(dim, 0, 1), never)), dim).narrow(dim, 1, turn.shape[dim])
+    coming = torch.nn.functional.pad(turn.movedim(dim, -1), (0, 1), value=never)[..., 1:].movedim(-1, dim)
     coming = coming.flip(dim).cummin(dim).values.flip(dim)  # turn of the next token with mask 1
     last, end = keep & (coming != turn), keep & (coming == never)
     following = values.roll(-1, dim)

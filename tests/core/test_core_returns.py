@@ -230,6 +230,11 @@ def test_bilevel_gae_of_turns_of_one_token_and_of_one_turn_is_gae():
     )
 
 
+def test_bilevel_gae_of_no_token_is_empty():
+    empty = torch.zeros(0, 3)
+    assert bilevel_gae(empty, empty, empty.long(), 1.0, 1.0, 1.0, 1.0).shape == (0, 3)
+
+
 def test_bilevel_gae_refuses_other_ranks_and_fractions_of_turns():
     with pytest.raises(ValueError, match="turn"):
         bilevel_gae(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), 1.0, 1.0, 1.0, 1.0)
