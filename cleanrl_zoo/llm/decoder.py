@@ -103,7 +103,8 @@ class Decoder:
             scores = scores.view(heads, *self.hidden.shape[:1], -1, self.hidden.shape[1]) + self.hidden.unsqueeze(1)
         width = scores.shape[-1]  # P
         scores = scores.view(heads, len(self.row), -1, width).index_select(1, self.slot)  # [S, R, Q, P]
-        weights = torch.cat([scores, query @ keys.transpose(2, 3)], -1).softmax(-1)  # [S, R, Q, P + t]
+        scores = torch.cat([scores, query @ keys.transpose(2, 3)], -1)  # [S, R, Q, P + t]
+        weights = scores.softmax(-1, torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
         table = weights[..., :width].index_select(1, self.row).view(len(prompt_values), -1, width)  # [S·N, G·Q, P]
         read = (table @ prompt_values).view(heads, len(self.row), -1, dim).index_select(1, self.slot)  # [S, R, Q, D]
         read = read + weights[..., width:] @ values
