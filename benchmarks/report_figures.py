@@ -1,4 +1,7 @@
-"""The figures of a report of control tasks: training return over steps, one picture per environment."""
+"""The figures of a report of control tasks: training return over steps, one picture per environment.
+
+Beside another package a second panel has it over wall-clock seconds.
+"""
 
 import os
 from pathlib import Path
@@ -27,6 +30,21 @@ def binned(curve: list[dict[str, float]], edges: np.ndarray) -> np.ndarray:
     return np.interp(centers, centers[seen], total[seen] / count[seen])
 
 
+def draw_over_seconds(axes: Any, groups: list[Group]) -> None:
+    """Every seed's curve over wall-clock seconds, up to its own end, in the colour that `draw` gives its group."""
+    for index, group in enumerate(groups):
+        for curve, seconds in zip(group.curves, group.seconds, strict=True):
+            ended = np.asarray([point["episodes"] > 0 for point in curve])
+            if ended.any():
+                steps, at = np.asarray([point["step"] for point in curve])[ended], seconds[ended]
+                edges = np.linspace(0, steps[-1], 101)
+                centers = (edges[1:] + edges[:-1]) / 2
+                inside = centers >= steps[0]  # before it nothing is known
+                axes.plot(
+                    np.interp(centers, steps, at)[inside], binned(curve, edges)[inside], color=f"C{index}", linewidth=1
+                )
+
+
 def published_line(row: dict[str, str], name: str = "") -> str:
     return f"{row['source_project']}{f' ({name})' if name else ''}, last 100 episodes at the end"
 
@@ -53,7 +71,10 @@ def draw(axes: Any, groups: list[Group], several: bool) -> None:
 
 
 def figure(groups: list[Group], path: Path) -> None:
-    """Training return over steps on one environment: mean and min–max over seeds, published means as lines."""
+    """Training return over steps on one environment: mean and min–max over seeds, published means as lines.
+
+    With a package's runs among ours, every run over seconds as well.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -66,21 +87,27 @@ def figure(groups: list[Group], path: Path) -> None:
     several = len({PUBLISHED_NAMES.get(group.entry.algorithm) for group in groups}) > 1
     lengths = sorted({group.entry.steps / 1e6 for group in groups})
     split = len(lengths) > 1 and lengths[-1] >= 2 * lengths[-2]  # where few go on for long, the rest gets more room
-    size = (8.2, 3.9) if several else (5.2, 3.4)
+    timed = any(group.entry.is_peer for group in groups)
+    size = (8.2 + 3.6 * timed, 3.9) if several else (5.2, 3.4)
+    widths = [2.5, *([1] if split else []), *([2.5] if timed else [])]
     fig, panels = plt.subplots(
-        1, 1 + split, figsize=size, layout="constrained", sharey=True, squeeze=False, width_ratios=[2.5, 1][: 1 + split]
+        1, len(widths), figsize=size, layout="constrained", sharey=True, squeeze=False, width_ratios=widths
     )
     for axes in panels[0]:
-        draw(axes, groups, several)
         axes.grid(alpha=0.3)
-    first, last = panels[0, 0], panels[0, -1]
+    for axes in panels[0, : 1 + split]:
+        draw(axes, groups, several)
+    first = panels[0, 0]
     if split:
         margin = 0.02 * lengths[-2]
         first.set_xlim(-margin, lengths[-2])
-        last.set_xlim(lengths[-2], lengths[-1] + margin)
+        panels[0, 1].set_xlim(lengths[-2], lengths[-1] + margin)
     first.set(title=groups[0].entry.env, xlabel="environment steps, millions", ylabel="training return")
+    if timed:
+        draw_over_seconds(panels[0, -1], groups)
+        panels[0, -1].set(xlabel="wall-clock seconds, every seed")
     place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if several else {"loc": "lower right"}
-    last.legend(fontsize=7, **place)
+    panels[0, -1].legend(*first.get_legend_handles_labels(), fontsize=7, **place)
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     fig.savefig(temporary, dpi=110, metadata={"Software": None})
     os.replace(temporary, path)

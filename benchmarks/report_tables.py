@@ -87,10 +87,14 @@ def returns_table(groups: list[Group], which: str) -> str:
 
 def columns_of(groups: list[Group]) -> dict[str, str]:
     """Each setting's title in a table of a suite: its name, with its steps where the suite's differ."""
-    steps = {group.entry.steps for group in groups}
+    steps: dict[str, list[int]] = {}
+    for group in groups:
+        steps.setdefault(group.entry.name, []).append(group.entry.steps)
+    if len({count for counts in steps.values() for count in counts}) == 1:
+        return {name: name for name in steps}
     return {
-        group.entry.name: group.entry.name + (f", {millions(group.entry.steps)}" if len(steps) > 1 else "")
-        for group in groups
+        name: f"{name}, {' or '.join(millions(count) for count in sorted(set(counts)))}"
+        for name, counts in steps.items()
     }
 
 

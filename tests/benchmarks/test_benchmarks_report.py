@@ -10,7 +10,7 @@ import report
 import report_published
 import report_runs
 import report_tables
-from report_figures import binned
+from report_figures import binned, draw_over_seconds
 from suites import PUBLISHED_NAMES, SUITES, Entry
 
 ENTRY = Entry("ppo_continuous", "Hopper-v4", (1, 2, 3, 4, 5), 1_000_000)
@@ -193,6 +193,30 @@ def test_curves_are_means_over_episodes_in_bins_of_steps():
     ]
     # bins [0, 10), [10, 20), [20, 30]: (3·10 + 20)/4 = 12.5; nothing, so halfway; 40
     np.testing.assert_allclose(binned(curve, np.array([0.0, 10.0, 20.0, 30.0])), [12.5, 26.25, 40.0])
+
+
+def test_over_seconds_every_seed_is_a_line_to_its_own_end():
+    """The second seed is slower by a start of 30 seconds; returns are step/100, at 10 steps a second."""
+    from matplotlib.figure import Figure
+
+    curve = [{"step": float(step), "train_return": step / 100, "episodes": 1.0} for step in range(100, 1001, 100)]
+    seconds = np.arange(10.0, 101.0, 10.0)
+    group = report_runs.Group(ENTRY, curves=[curve, curve, []], seconds=[seconds, seconds + 30, seconds[:0]])
+    axes = Figure().subplots()
+    draw_over_seconds(axes, [group])
+    lines = [line.get_xydata() for line in axes.get_lines()]
+    assert len(lines) == 2
+    for start, line in zip((0, 30), lines, strict=True):
+        assert line[0, 0] >= start + 10 and start + 99 < line[-1, 0] <= start + 100
+        assert np.abs(line[:, 1] - (line[:, 0] - start) / 10).max() < 1.01  # one bin of the curve's own points
+
+
+def test_a_setting_of_different_lengths_says_both():
+    groups = [report_runs.Group(Entry("ppo", env, (1,), steps)) for env, steps in (("A", 50_000), ("B", 1_000_000))]
+    assert report_tables.columns_of(groups) == {"ppo": "ppo, 50k or 1M"}
+    groups += [report_runs.Group(Entry("dqn", "A", (1,), 50_000))]
+    assert report_tables.columns_of(groups) == {"ppo": "ppo, 50k or 1M", "dqn": "dqn, 50k"}
+    assert report_tables.columns_of([groups[0], groups[2]]) == {"ppo": "ppo", "dqn": "dqn"}
 
 
 def test_missing_seeds_are_said(home):
