@@ -20,9 +20,10 @@ ROOM = 64  # columns by which a cache grows: long completions are rare, so the f
 
 
 class Decoder:
-    """Decodes R rows: holds keys and values of their N prompts, and of the tokens that came since.
+    """Decodes R rows: holds keys and values of their prompts, and of the tokens that came since.
 
-    S heads have keys, and Q query heads read each of them; they are as wide as D.
+    S heads have keys, and Q query heads read each of them; they are as wide as D. Of N prompts each is kept once per
+    line of the table in which the rows are laid out (`_arrange`): N lines of G slots while all groups are equal.
 
     Args:
         model: a model that `decodes`.
@@ -43,35 +44,43 @@ class Decoder:
         self.since = [(new, new)] * len(self.prompts)  # each [S, R, room, D]
         self.length = 0  # tokens since the prompts
         self.start = prompt_mask.sum(1)[group]  # [R] the position of the first of them
-        self.hidden = None  # [N, P], −∞ on padding
+        self.padding = None  # [N, P], −∞ where a prompt is padded, added to the scores
         if not prompt_mask.all():
-            self.hidden = keys.new_zeros(prompt_mask.shape).masked_fill_(~prompt_mask, -torch.inf)
+            self.padding = keys.new_zeros(prompt_mask.shape).masked_fill_(~prompt_mask, -torch.inf)
         positions = torch.arange(prompt_mask.shape[1] + max_length, device=keys.device).unsqueeze(0)
         cos, sin = (x[0] for x in trunk.rotary_emb(keys, positions))  # [P + max_length, D]
-        self.half = cos.shape[1] // 2  # rotate-half of the equations is a roll by it, with signs
+        # A pair (a, b) = (x[i], x[i + D/2]) becomes (a cos − b sin, b cos + a sin): x·cos + x rolled by D/2 · (∓ sin).
+        self.half = cos.shape[1] // 2
         self.cos, self.sin = cos, torch.cat([-sin[:, : self.half], sin[:, self.half :]], 1)
         self._arrange(group)
 
     def _arrange(self, group: Tensor) -> None:
-        """Lays the rows out as a table [N, G]: row r in `slot[r]`, and in a slot `row[slot]`, row 0 if it is empty."""
-        self.group, rows = group, torch.arange(len(group), device=group.device)
-        count = torch.bincount(group)  # [N]
-        width, order = int(count.max()), group.argsort(stable=True)
-        before = (count.cumsum(0) - count)[group[order]]  # rows of earlier prompts
-        self.slot = torch.empty_like(group)  # [R]
-        self.slot[order] = group[order] * width + rows - before
-        self.row = torch.zeros(len(count) * width, dtype=torch.int64, device=group.device)  # [N·G]
-        self.row[self.slot] = rows
+        """Lays the rows out as a table of lines, each of them samples of one prompt; row r continues line `group[r]`.
+
+        A line is as wide as the mean group, and a prompt with more samples has several: so at most half of the slots
+        are empty, however unevenly the samples end. An empty slot repeats row 0, and what it computes is never read.
+        Rows a b of prompt 0, c d of 1 and e of 2 make the lines (a b), (c d), (e a): slot 0 1 2 3 4, row 0 1 2 3 4 0.
+        """
+        lines, group, count = group.unique(return_inverse=True, return_counts=True)
+        rows, self.width = torch.arange(len(group), device=group.device), -(-len(group) // len(lines))
+        needed = (count + self.width - 1) // self.width  # lines of each prompt
+        order = group.argsort(stable=True)
+        at = group[order]
+        number = rows - (count.cumsum(0) - count)[at]  # of a row among those of its prompt
+        self.slot = torch.empty_like(group)  # [R] where a row is in the table
+        self.slot[order] = (needed.cumsum(0) - needed)[at] * self.width + number
+        self.row = torch.zeros(int(needed.sum()) * self.width, dtype=torch.int64, device=group.device)
+        self.row[self.slot] = rows  # [lines·width], which row is in a slot
+        source = lines.repeat_interleave(needed)
+        if not torch.equal(source, torch.arange(self.prompts[0][0].shape[1], device=group.device)):
+            self.prompts = [_map(lambda x: x.index_select(1, source), pair) for pair in self.prompts]
+            self.padding = None if self.padding is None else self.padding[source]
 
     def keep(self, rows: Tensor) -> None:
         """Goes on with `rows` [R'] alone, and with their prompts."""
-        prompts, group = self.group[rows].unique(return_inverse=True)  # [N'], [R']
-        if len(prompts) < self.prompts[0][0].shape[1]:
-            self.prompts = [_map(lambda x: x.index_select(1, prompts), pair) for pair in self.prompts]
-            self.hidden = None if self.hidden is None else self.hidden[prompts]
         self.since = [_map(lambda x: x.index_select(1, rows), pair) for pair in self.since]
         self.start = self.start[rows]
-        self._arrange(group)
+        self._arrange(self.slot[rows] // self.width)
 
     def next_logits(self, token: Tensor) -> Tensor:
         """Logits [R, V] after `token` [R], which joins the cache."""
@@ -91,23 +100,23 @@ class Decoder:
         if hasattr(layer, "q_norm"):  # Qwen 3
             query, key = layer.q_norm(query), layer.k_norm(key)
         heads = key.shape[1]  # S
-        both = torch.cat([key, query], 1)  # [R, S + S·Q, D], pairs (i, i + D/2) turned by their angles:
+        both = torch.cat([key, query], 1)  # [R, S + S·Q, D]
         both = torch.addcmul(both * cos, both.roll(self.half, -1), sin)
         query = (both[:, heads:] * layer.scaling).view(rows, heads, -1, dim).transpose(0, 1)  # [S, R, Q, D]
         keys, values = self._append(index, both[:, :heads].transpose(0, 1), value.transpose(0, 1))  # [S, R, t, D]
 
         prompt_keys, prompt_values = (x.flatten(0, 1) for x in self.prompts[index])  # [S·N, P, D]
-        table = query.index_select(1, self.row).view(len(prompt_keys), -1, dim)  # [S·N, G·Q, D]
-        scores = table @ prompt_keys.transpose(1, 2)  # [S·N, G·Q, P]
-        if self.hidden is not None:
-            scores = scores.view(heads, *self.hidden.shape[:1], -1, self.hidden.shape[1]) + self.hidden.unsqueeze(1)
-        width = scores.shape[-1]  # P
-        scores = scores.view(heads, len(self.row), -1, width).index_select(1, self.slot)  # [S, R, Q, P]
+        columns = prompt_keys.shape[1]  # P
+        by_line = query.index_select(1, self.row).view(len(prompt_keys), -1, dim)  # [S·N, G·Q, D]
+        scores = by_line @ prompt_keys.transpose(1, 2)  # [S·N, G·Q, P]
+        if self.padding is not None:
+            scores = scores.view(heads, len(self.padding), -1, columns) + self.padding.unsqueeze(1)  # [S, N, G·Q, P]
+        scores = scores.view(heads, len(self.row), -1, columns).index_select(1, self.slot)  # [S, R, Q, P]
         scores = torch.cat([scores, query @ keys.transpose(2, 3)], -1)  # [S, R, Q, P + t]
         weights = scores.softmax(-1, torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
-        table = weights[..., :width].index_select(1, self.row).view(len(prompt_values), -1, width)  # [S·N, G·Q, P]
-        read = (table @ prompt_values).view(heads, len(self.row), -1, dim).index_select(1, self.slot)  # [S, R, Q, D]
-        read = read + weights[..., width:] @ values
+        by_line = weights[..., :columns].index_select(1, self.row).view(len(prompt_values), -1, columns)
+        read = (by_line @ prompt_values).view(heads, len(self.row), -1, dim).index_select(1, self.slot)  # [S, R, Q, D]
+        read = read + weights[..., columns:] @ values
         return layer.o_proj(read.transpose(0, 1).reshape(rows, -1))
 
     def _append(self, index: int, *new: Tensor) -> list[Tensor]:
@@ -121,7 +130,11 @@ class Decoder:
 
 
 def decodes(model: LanguageModel) -> bool:
-    """Whether `Decoder` can drive the model: its layers are of a known kind, and a trial, made once, agrees with it."""
+    """Whether `Decoder` can drive the model: its layers are of a known kind, and a trial agrees with it.
+
+    The trial is made once, and holds for copies in another dtype. Weights may change after it; a hook that is put on a
+    layer later is not seen. A model in bfloat16 may fail it by rounding alone: then it is only slower.
+    """
     if model.decodes is None:
         config = model.config
         rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type")

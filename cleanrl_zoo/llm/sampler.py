@@ -272,10 +272,12 @@ class _PlainDecoder:
         self.position = prompt_mask.sum(1, keepdim=True)  # [R, 1] of the next token
 
     def keep(self, rows: Tensor) -> None:
+        """Goes on with `rows` [R'] alone."""
         self.cache.reorder_cache(rows)
         self.attention, self.position = self.attention[rows], self.position[rows]
 
     def next_logits(self, token: Tensor) -> Tensor:
+        """Logits [R, V] after `token` [R], which joins the cache."""
         self.length += 1
         attention = self.attention[:, : self.length] if self.padded else None
         inputs = {"input_ids": token.unsqueeze(1), "attention_mask": attention}
@@ -289,13 +291,17 @@ def _check(
     model: LanguageModel, prompt_mask: Tensor, group_size: int, max_length: int, noise: Tensor | None,
     temperature: float, top_p: float,
 ) -> None:  # fmt: skip
+    if min(len(prompt_mask), group_size, max_length) < 1:
+        raise ValueError(
+            f"{len(prompt_mask)} prompts, group_size {group_size}, max_length {max_length}: each must be at least 1"
+        )
     longest, context = int(prompt_mask.sum(1).max()), context_length(model)
     if longest + max_length > context:
         raise ValueError(
             f"the longest prompt has {longest} tokens; with max_length {max_length} that is more than the model's "
             f"context of {context}: shorten the prompt or lower max_length"
         )
-    if temperature < 0 or not 0 < top_p <= 1:
+    if not 0 <= temperature < torch.inf or not 0 < top_p <= 1:
         raise ValueError(f"temperature {temperature}, top_p {top_p}: give a temperature >= 0 and a top_p in (0, 1]")
     needed = (len(prompt_mask) * group_size, max_length)
     if temperature > 0 and (noise is None or tuple(noise.shape) != needed):

@@ -66,7 +66,22 @@ def test_every_step_is_the_models_own(name, padded):
                 if t == step:
                     decoder.keep(torch.tensor(left))
                     rows = rows[left]
+            assert len(decoder.row) < 2 * len(rows)  # slots of the table
     assert rows.tolist() == [2]
+
+
+def test_a_long_group_beside_short_ones_leaves_at_most_half_of_the_table_empty():
+    model = MODELS["llama"]()
+    ids = torch.randint(31, (9, 5), generator=torch.Generator().manual_seed(0))
+    mask, group = torch.ones_like(ids).bool(), torch.tensor([*range(9), *[4] * 7])  # eight rows of prompt 4
+    cache = import_transformers().DynamicCache(config=model.config)
+    with torch.no_grad():
+        next_logits(model, cache, **model.inputs(ids, mask))
+        decoder = Decoder(model, cache, mask, group, 3)
+        token = torch.arange(16)
+        expected = model.model(torch.cat([ids[group], token[:, None]], 1)).logits[:, -1]
+        assert (decoder.next_logits(token) - expected).abs().max() < 2e-5 * expected.abs().max()
+    assert decoder.width == 2 and len(decoder.row) == 2 * (8 + 4) < 2 * 16
 
 
 def test_adapters_and_new_weights_are_used():
