@@ -1,5 +1,6 @@
 """The flags that mean the same in every file, and a command line whose errors are one line."""
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -24,6 +25,10 @@ from cleanrl_zoo.run.seeding import seed_everything
 
 ArgsT = TypeVar("ArgsT", bound="RunArgs")
 NOT_PRESET = ("preset", "resume", "run_dir")  # fields that say which run it is, not how it is made
+
+WORDS = {float: ("a number", "numbers"), int: ("a whole number", "whole numbers"), bool: ("true or false", "booleans"),
+         str: ("a text", "texts"), type(None): ("null", "nulls")}  # fmt: skip
+TYRO_WORDS = {"FLOAT": "a number", "INT": "a whole number", "FLOAT FLOAT": "two numbers", "STR": "a text"}
 
 
 @dataclass
@@ -296,6 +301,8 @@ def parse_args(
     import tyro  # imported here so that the module stays light for tests and tools
 
     argv = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # --help has characters that a terminal may lack
+        sys.stdout.reconfigure(errors="replace")
     named: dict[str, Any] = {}
     for option, settings in (("variant", variants), ("preset", presets)):
         name = _option(argv, option) if settings is not None else None
@@ -316,7 +323,8 @@ def parse_args(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        exit_with(f"{_first_sentence(errors.getvalue())} (see --help)")
+        fields = [field.name for field in dataclasses.fields(cls)]
+        exit_with(f"{_plain(_first_sentence(errors.getvalue()), argv, fields)} (see --help)")
     with usage_errors():
         if args.resume is not None:
             args = _stored_args(cls, args, argv)
@@ -332,10 +340,10 @@ def read_preset(path: Path, cls: type[RunArgs]) -> dict[str, Any]:
         ValueError: naming the file and what is wrong: it cannot be read, or a name or a value is none of `cls`.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"--preset {path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--preset {path}: damaged ({error})") from None
     if not isinstance(content, dict):
         raise ValueError(f'--preset {path}: must be a JSON object of settings, as {{"seed": 1}}')
@@ -357,8 +365,9 @@ def checked_settings(settings: dict[str, Any], cls: type[RunArgs], where: str) -
         kind = kinds[name]
         checked[name] = tuple(value) if isinstance(value, list) else value
         if not _fits(checked[name], kind):
-            default = json.dumps(fields[name].default)
-            raise ValueError(f"{where}: {name} cannot be {json.dumps(value)}; its default is {default}")
+            default, given = json.dumps(fields[name].default), json.dumps(value)
+            given = given if len(given) <= 80 else f"{given[:77]}..."
+            raise ValueError(f"{where}: {name} cannot be {given}; its default is {default}; give {_in_words(kind)}")
         alternatives = (kind, *typing.get_args(kind))
         if type(value) is int and float in alternatives and int not in alternatives:
             checked[name] = float(value)
@@ -382,7 +391,20 @@ def _fits(value: Any, kind: Any) -> bool:
         return len(value) == len(kinds) and all(map(_fits, value, kinds))
     if options:
         return any(_fits(value, option) for option in options)
-    return type(value) is kind or (kind is float and type(value) is int)
+    return type(value) is kind or (kind is float and type(value) is int and abs(value) <= sys.float_info.max)
+
+
+def _in_words(kind: Any) -> str:
+    """What a field declared as `kind` holds: "a number", "2 numbers or null", "one of squared, huber"."""
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, options))}"
+    if typing.get_origin(kind) is tuple:
+        count = "a list of" if options[-1] is Ellipsis else f"a list of {len(options)}"
+        return f"{count} {WORDS.get(options[0], ('', options[0].__name__))[1]}"
+    if options:
+        return " or ".join(map(_in_words, options))
+    return WORDS.get(kind, (getattr(kind, "__name__", str(kind)), ""))[0]
 
 
 def _option(argv: list[str], name: str) -> str | None:
@@ -408,13 +430,27 @@ def _first_sentence(box: str) -> str:
             titled, words = True, []
         elif text and "─" not in text:
             words.append(text)
-    text = " ".join(words) or "the command line could not be read"
-    union = re.match(r"Error parsing (--[\w-]+): no type matching (.+?) could be instantiated from \[(.*?)\]\.", text)
-    if union is None:
-        return text
-    name, kinds, given = union.groups()
-    kinds = [kind.strip("{}").lower() for kind in kinds.split("|")]
-    return f"{name} {given.replace(chr(39), '').replace(',', '')}: must be {' or '.join(sorted(kinds))}"
+    return " ".join(words) or "the command line could not be read"
+
+
+def _plain(text: str, argv: list[str], known: Iterable[str]) -> str:
+    """tyro's sentence in our words: what was given, what is allowed, what to do."""
+    if union := re.match(
+        r"Error parsing (--[\w-]+): no type matching (.+?) could be instantiated from (\[.*?\])\.", text
+    ):
+        name, kinds, given = union.groups()
+        allowed = [TYRO_WORDS.get(kind.strip("{}"), kind.strip("{}")) for kind in kinds.split("|")]
+        text = f"{name} {' '.join(ast.literal_eval(given)) or 'without a value'}: must be {' or '.join(allowed[::-1])}"
+    elif wrong := re.match(r"Error parsing (--[\w-]+): invalid literal for int\(\) with base 10: (.+)", text):
+        text = f"{wrong[1]} {ast.literal_eval(wrong[2])}: must be a whole number, written out in digits"
+    elif wrong := re.match(r"Error parsing (--[\w-]+): could not convert string to float: (.+)", text):
+        text = f"{wrong[1]} {ast.literal_eval(wrong[2])}: must be a number"
+    elif text.startswith("Unrecognized options: --"):
+        word = text.removeprefix("Unrecognized options: ").partition(",")[0].partition("=")[0]
+        text += f"; the nearest to {word} is {flag(nearest(word.removeprefix('--').replace('-', '_'), known))}"
+    if any(re.fullmatch(r"[\d.eE+-]+(,[\d.eE+-]+)+", word) for word in argv):
+        text += "; numbers in a row are separated by spaces"
+    return text
 
 
 def folder_name(subject: str) -> str:

@@ -215,6 +215,13 @@ def test_what_cannot_be_sampled_is_told_in_one_line(llama):
         sample(llama, ids, mask, 2, 5, (1,), 0, uniform(3, 5))
     with pytest.raises(ValueError, match="temperature -1"):
         sample(llama, ids, mask, 2, 5, (1,), 0, uniform(6, 5), -1)
+    with pytest.raises(ValueError, match="temperature nan"):
+        sample(llama, ids, mask, 2, 5, (1,), 0, uniform(6, 5), torch.nan)
+    for function, group_size, length in ((sample, 0, 5), (sample, 2, 0), (generate, 2, 0)):
+        with pytest.raises(ValueError, match=f"3 prompts, group_size {group_size}, max_length {length}: .* at least 1"):
+            function(llama, ids, mask, group_size, length, (1,), 0, uniform(6, 5))
+    with pytest.raises(ValueError, match="0 prompts"):
+        sample(llama, ids[:0], mask[:0], 2, 5, (1,), 0, uniform(6, 5))
     with pytest.raises(ValueError, match="top_p 0"):
         generate(llama, ids, mask, 2, 5, (1,), 0, uniform(6, 5), 1.0, 0)
 

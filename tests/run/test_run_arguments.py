@@ -1,5 +1,7 @@
 import dataclasses
+import io
 import json
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,10 +64,38 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys):
     assert all(word in err for word in words), err
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ("--span none", "--span none: must be two numbers or None"),
+        ("--span 0.1,0.2", "--span 0.1,0.2: must be two numbers or None; numbers in a row are separated by spaces"),
+        ("--span --seed 2", "--span without a value: must be two numbers or None"),
+        ("--hidden 64,64", "numbers in a row are separated by spaces"),
+        ("--total-timesteps 1e6", "--total-timesteps 1e6: must be a whole number, written out in digits"),
+        ("--learning-rate fast", "--learning-rate fast: must be a number"),
+        ("--spam 0.1 0.2", "Unrecognized options: --spam, 0.1, 0.2; the nearest to --spam is --span"),
+        ("--learn-rate=1", "the nearest to --learn-rate is --learning-rate"),
+    ],
+)
+def test_what_the_command_line_could_not_take_is_told_with_what_it_takes(argv, told, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse_args(MoreArgs, PRESETS, argv.split())
+    err = capsys.readouterr().err
+    assert told in err and err.count("\n") == 1 and stop.value.code == 2, err
+
+
+def test_help_on_a_terminal_without_the_characters(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with pytest.raises(SystemExit) as stop:
+        parse_args(MoreArgs, PRESETS, ["--help"])
+    assert stop.value.code == 0
+
+
 def test_a_flag_of_two_numbers_or_none_says_so(capsys):
     with pytest.raises(SystemExit):
         parse_args(MoreArgs, PRESETS, ["--span", "0.3"])
-    assert capsys.readouterr().err == "error: --span 0.3: must be float float or none (see --help)\n"
+    assert capsys.readouterr().err == "error: --span 0.3: must be two numbers or None (see --help)\n"
     assert parse_args(MoreArgs, PRESETS, ["--span", "1", "2.5"]).span == (1.0, 2.5)
 
 
@@ -109,7 +139,8 @@ class MoreArgs(Args):
 
 def test_a_preset_may_be_a_file_of_settings(tmp_path):
     path = tmp_path / "best.json"
-    path.write_text(
+    path.write_text(  # with the mark that some editors put before UTF-8
+        "\ufeff"
         '{"num_envs": 3, "learning_rate": 1, "hidden": [8, 8, 8], "target_kl": 2, "loss": "huber", "compile": false}'
     )
     args = parse_args(MoreArgs, PRESETS, ["--preset", str(path), "--num-envs", "5"])
@@ -139,10 +170,12 @@ def test_a_preset_may_be_a_file_of_settings(tmp_path):
         ('{"compile": 1}', "compile cannot be 1; its default is true"),
         ('{"hidden": [64, "wide"]}', 'hidden cannot be [64, "wide"]; its default is [64, 64]'),
         ('{"hidden": 64}', "hidden cannot be 64"),
-        ('{"span": [1.0]}', "span cannot be [1.0]; its default is null"),
+        ('{"span": [1.0]}', "span cannot be [1.0]; its default is null; give a list of 2 numbers or null"),
+        ('{"learning_rate": 1' + 400 * "0" + "}", "learning_rate cannot be 1000"),
+        (100_000 * "[", "damaged ("),
         ('{"span": [1.0, 2, 3]}', "span cannot be [1.0, 2, 3]"),
         ('{"target_kl": "low"}', 'target_kl cannot be "low"; its default is null'),
-        ('{"loss": "cubed"}', 'loss cannot be "cubed"; its default is "squared"'),
+        ('{"loss": "cubed"}', 'loss cannot be "cubed"; its default is "squared"; give one of squared, huber'),
         ('{"gamma": 1.5}', "--gamma 1.5: must be at least 0 and at most 1"),
         ('{"gamma": NaN}', "--gamma nan"),
     ],
