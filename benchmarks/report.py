@@ -50,6 +50,7 @@ from report_tables import (
     provenance_table,
     returns_table,
     seeds_table,
+    short_note,
     sources_list,
     table,
     unlike_table,
@@ -244,6 +245,8 @@ def control_tables(groups: list[Group]) -> list[str]:
     returns = [summary["final_eval"].get("returns") for group in groups for summary in group.summaries]
     episodes = sorted({len(values) for values in returns if values is not None})
     text.append(f"One evaluation is {' or '.join(map(str, episodes))} episodes.\n")
+    if short := short_note(groups):
+        text.append(short)
     text.append(LEGEND.replace("same environment version, steps", "same environment, steps") if others else LEGEND)
     if others:
         points = sorted({len(summary["eval_curve"]) for group in groups for summary in group.summaries})

@@ -12,7 +12,7 @@ from report_published import (
     published_rows,
     spread,
 )
-from report_runs import Group, environments, mean_return
+from report_runs import LAST, Group, environments, mean_return
 from suites import PUBLISHED_NAMES
 
 from cleanrl_zoo.core.statistics import interquartile_mean, probability_of_improvement, stratified_bootstrap
@@ -217,6 +217,22 @@ def provenance_table(groups: list[Group]) -> str:
         rows.append([group.entry.env, group.entry.name, *group.provenance.values(), f"{minutes:.1f}"])
     header = ["environment", "setting", "commit", "engine", "versions", "machine", "minutes per run (median)"]
     return table(header, rows)
+
+
+def short_note(groups: list[Group]) -> str:
+    """Where a run has fewer than `LAST` training episodes, which then all count; "" if none has."""
+    fewest: dict[str, int] = {}
+    for group in groups:
+        for summary in group.summaries:
+            episodes = len(summary["train_last100"].get("returns") or [0] * LAST)
+            fewest[group.entry.env] = min(episodes, fewest.get(group.entry.env, LAST))
+    short = [f"{env} ({episodes})" for env, episodes in fewest.items() if episodes < LAST]
+    if not short:
+        return ""
+    return (
+        f"Fewer than {LAST} training episodes in a run, so that its mean is over all of them, from the first on: "
+        f"{', '.join(short)}.\n"
+    )
 
 
 def cut_note(groups: list[Group]) -> str:

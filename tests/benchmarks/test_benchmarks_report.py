@@ -219,6 +219,16 @@ def test_a_setting_of_different_lengths_says_both():
     assert report_tables.columns_of([groups[0], groups[2]]) == {"ppo": "ppo", "dqn": "dqn"}
 
 
+def test_runs_of_fewer_than_a_hundred_episodes_are_said():
+    def group(env: str, *counts: int) -> report_runs.Group:
+        summaries = [{"train_last100": {"mean": 1.0, "returns": [1.0] * count}} for count in counts]
+        return report_runs.Group(Entry("sac", env, (1, 2), 5000), summaries=summaries)
+
+    assert report_tables.short_note([group("A", 100, 100)]) == ""
+    note = report_tables.short_note([group("A", 100, 100), group("B", 100, 25), group("C", 12)])
+    assert note.endswith("from the first on: B (25), C (12).\n")
+
+
 def test_missing_seeds_are_said(home):
     for path in (home / "results" / "first_light" / "ppo_continuous" / "Hopper-v4" / "seed_5").iterdir():
         path.unlink()
