@@ -57,12 +57,14 @@ class Decoder:
     def _arrange(self, group: Tensor) -> None:
         """Lays the rows out as a table of lines, each of them samples of one prompt; row r continues line `group[r]`.
 
-        A line is as wide as the mean group, and a prompt with more samples has several: so at most half of the slots
-        are empty, however unevenly the samples end. An empty slot repeats row 0, and what it computes is never read.
-        Rows a b of prompt 0, c d of 1 and e of 2 make the lines (a b), (c d), (e a): slot 0 1 2 3 4, row 0 1 2 3 4 0.
+        A line holds the largest group; where that left more than half of the slots empty it is as wide as the mean
+        group, and a prompt with more samples has several lines. An empty slot repeats row 0, and what it computes is
+        never read. Rows a b of prompt 0, c of 1: the lines (a b), (c a), so slot 0 1 2 and row 0 1 2 0.
         """
         lines, group, count = group.unique(return_inverse=True, return_counts=True)
-        rows, self.width = torch.arange(len(group), device=group.device), -(-len(group) // len(lines))
+        rows, self.width = torch.arange(len(group), device=group.device), int(count.max())
+        if len(lines) * self.width > 2 * len(group):
+            self.width = -(-len(group) // len(lines))
         needed = (count + self.width - 1) // self.width  # lines of each prompt
         order = group.argsort(stable=True)
         at = group[order]

@@ -66,7 +66,7 @@ def test_every_step_is_the_models_own(name, padded):
                 if t == step:
                     decoder.keep(torch.tensor(left))
                     rows = rows[left]
-            assert len(decoder.row) < 2 * len(rows)  # slots of the table
+            assert len(decoder.row) <= 2 * len(rows)  # slots of the table
     assert rows.tolist() == [2]
 
 
