@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report_curves import lines_of
 from report_published import published_rows
 from report_runs import Group
 from suites import PUBLISHED_NAMES
@@ -33,16 +34,9 @@ def binned(curve: list[dict[str, float]], edges: np.ndarray) -> np.ndarray:
 def draw_over_seconds(axes: Any, groups: list[Group]) -> None:
     """Every seed's curve over wall-clock seconds, up to its own end, in the colour that `draw` gives its group."""
     for index, group in enumerate(groups):
-        for curve, seconds in zip(group.curves, group.seconds, strict=True):
-            ended = np.asarray([point["episodes"] > 0 for point in curve])
-            if ended.any():
-                steps, at = np.asarray([point["step"] for point in curve])[ended], seconds[ended]
-                edges = np.linspace(0, steps[-1], 101)
-                centers = (edges[1:] + edges[:-1]) / 2
-                inside = centers >= steps[0]  # before it nothing is known
-                axes.plot(
-                    np.interp(centers, steps, at)[inside], binned(curve, edges)[inside], color=f"C{index}", linewidth=1
-                )
+        for line in lines_of([group]):
+            if line.metric == "train":
+                axes.plot(*line.over("seconds"), color=f"C{index}", linewidth=1)
 
 
 def published_line(row: dict[str, str], name: str = "") -> str:
@@ -51,7 +45,7 @@ def published_line(row: dict[str, str], name: str = "") -> str:
 
 def draw(axes: Any, groups: list[Group], several: bool) -> None:
     """The curves of all groups; published means in the group's colour where there are several algorithms."""
-    for group in groups:
+    for index, group in enumerate(groups):
         curves = [curve for curve in group.curves if any(point["episodes"] > 0 for point in curve)]
         if not curves:
             continue
@@ -59,8 +53,8 @@ def draw(axes: Any, groups: list[Group], several: bool) -> None:
         values = np.stack([binned(curve, edges) for curve in curves])  # [seeds, bins]
         centers = (edges[1:] + edges[:-1]) / 2e6
         seeds = f"{len(values)} seeds: mean, min–max" if len(values) > 1 else "1 seed"
-        (drawn,) = axes.plot(centers, values.mean(0), label=f"{group.entry.name} ({seeds})")
-        color, alpha = drawn.get_color(), 0.12 if several else 0.2
+        color, alpha = f"C{index}", 0.12 if several else 0.2
+        axes.plot(centers, values.mean(0), color=color, label=f"{group.entry.name} ({seeds})")
         axes.fill_between(centers, values.min(0), values.max(0), alpha=alpha, color=color, linewidth=0)
         for row in published_rows(group.entry, "train") if several else []:
             label = published_line(row, group.entry.name)

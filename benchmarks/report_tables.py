@@ -87,15 +87,12 @@ def returns_table(groups: list[Group], which: str) -> str:
 
 def columns_of(groups: list[Group]) -> dict[str, str]:
     """Each setting's title in a table of a suite: its name, with its steps where the suite's differ."""
-    steps: dict[str, list[int]] = {}
+    steps: dict[str, set[int]] = {}
     for group in groups:
-        steps.setdefault(group.entry.name, []).append(group.entry.steps)
-    if len({count for counts in steps.values() for count in counts}) == 1:
+        steps.setdefault(group.entry.name, set()).add(group.entry.steps)
+    if len(set.union(*steps.values())) == 1:
         return {name: name for name in steps}
-    return {
-        name: f"{name}, {' or '.join(millions(count) for count in sorted(set(counts)))}"
-        for name, counts in steps.items()
-    }
+    return {name: f"{name}, {' or '.join(map(millions, sorted(counts)))}" for name, counts in steps.items()}
 
 
 def millions(steps: int) -> str:
@@ -224,15 +221,14 @@ def short_note(groups: list[Group]) -> str:
     fewest: dict[str, int] = {}
     for group in groups:
         for summary in group.summaries:
-            episodes = len(summary["train_last100"].get("returns") or [0] * LAST)
-            fewest[group.entry.env] = min(episodes, fewest.get(group.entry.env, LAST))
-    short = [f"{env} ({episodes})" for env, episodes in fewest.items() if episodes < LAST]
-    if not short:
+            returns = summary["train_last100"].get("returns")  # not known of a longer run's beginning
+            if returns and len(returns) < LAST:
+                fewest[group.entry.env] = min(len(returns), fewest.get(group.entry.env, LAST))
+    if not fewest:
         return ""
-    return (
-        f"Fewer than {LAST} training episodes in a run, so that its mean is over all of them, from the first on: "
-        f"{', '.join(short)}.\n"
-    )
+    short = ", ".join(f"{env} ({episodes})" for env, episodes in fewest.items())
+    what = f"Fewer than {LAST} training episodes in a run, so that its mean is over all of them, from the first on"
+    return f"{what}: {short}.\n"
 
 
 def cut_note(groups: list[Group]) -> str:

@@ -114,10 +114,8 @@ def _sample(
     stop_ids: tuple[int, ...], pad_id: int, noise: Tensor | None, temperature: float, top_p: float,
 ) -> Completions:  # fmt: skip
     device, prompt_mask = prompt_ids.device, prompt_mask.bool()
-    cache = _cache(model)
-    logits = next_logits(model, cache, **model.inputs(prompt_ids, prompt_mask))  # [N, V]
     group = torch.arange(len(prompt_ids), device=device).repeat_interleave(group_size)  # [N·G]
-    decoder = (Decoder if decodes(model) else _PlainDecoder)(model, cache, prompt_mask, group, max_length)
+    logits, decoder = _read_prompts(model, prompt_ids, prompt_mask, group, max_length)  # [N, V]
     logits, prompt_ids, prompt_mask = logits[group], prompt_ids[group], prompt_mask[group]
 
     rows = torch.arange(len(group), device=device)  # [R] places in the result of the rows that are still in the batch
@@ -225,6 +223,19 @@ def _waits(device: torch.device) -> bool:
 def _exact(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute probabilities in."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def _read_prompts(
+    model: LanguageModel, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, max_length: int
+) -> "tuple[Tensor, Decoder | _PlainDecoder]":
+    """Logits [N, V] of what follows the prompts, and what decodes their rows from there.
+
+    Our own decoder lays keys and values out anew, so that transformers' cache ends here.
+    """
+    cache = _cache(model)
+    logits = next_logits(model, cache, **model.inputs(prompt_ids, prompt_mask))
+    decoder = (Decoder if decodes(model) else _PlainDecoder)(model, cache, prompt_mask, group, max_length)
+    return logits, decoder
 
 
 def _cache(model: LanguageModel) -> Any:

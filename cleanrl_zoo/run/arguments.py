@@ -26,8 +26,7 @@ from cleanrl_zoo.run.seeding import seed_everything
 ArgsT = TypeVar("ArgsT", bound="RunArgs")
 NOT_PRESET = ("preset", "resume", "run_dir")  # fields that say which run it is, not how it is made
 
-WORDS = {float: ("a number", "numbers"), int: ("a whole number", "whole numbers"), bool: ("true or false", "booleans"),
-         str: ("a text", "texts"), type(None): ("null", "nulls")}  # fmt: skip
+WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "a text", type(None): "null"}
 TYRO_WORDS = {"FLOAT": "a number", "INT": "a whole number", "FLOAT FLOAT": "two numbers", "STR": "a text"}
 
 
@@ -400,11 +399,9 @@ def _in_words(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, options))}"
     if typing.get_origin(kind) is tuple:
-        count = "a list of" if options[-1] is Ellipsis else f"a list of {len(options)}"
-        return f"{count} {WORDS.get(options[0], ('', options[0].__name__))[1]}"
-    if options:
-        return " or ".join(map(_in_words, options))
-    return WORDS.get(kind, (getattr(kind, "__name__", str(kind)), ""))[0]
+        count = "" if options[-1] is Ellipsis else f"{len(options)} "
+        return f"a list of {count}{_in_words(options[0]).removeprefix('a ')}s"
+    return " or ".join(map(_in_words, options)) if options else WORDS[kind]
 
 
 def _option(argv: list[str], name: str) -> str | None:

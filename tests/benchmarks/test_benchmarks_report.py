@@ -201,7 +201,9 @@ def test_over_seconds_every_seed_is_a_line_to_its_own_end():
 
     curve = [{"step": float(step), "train_return": step / 100, "episodes": 1.0} for step in range(100, 1001, 100)]
     seconds = np.arange(10.0, 101.0, 10.0)
-    group = report_runs.Group(ENTRY, curves=[curve, curve, []], seconds=[seconds, seconds + 30, seconds[:0]])
+    nothing = [{"step": 1000.0, "episodes": 0.0}]
+    group = report_runs.Group(ENTRY, seeds=[1, 2, 3], summaries=3 * [{"eval_curve": [[1000, 9.0]]}],
+                              curves=[curve, curve, nothing], seconds=[seconds, seconds + 30, seconds[:1]])  # fmt: skip
     axes = Figure().subplots()
     draw_over_seconds(axes, [group])
     lines = [line.get_xydata() for line in axes.get_lines()]
