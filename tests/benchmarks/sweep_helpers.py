@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-# The return at every step is 100 × quality + seed. A checkpoint after every row; FAKE_SECONDS between two of them.
+# The return at every step is 100 × quality + seed. A checkpoint after every row; two rows, then a run waits until
+# the file FAKE_GATE, if one is named, exists.
 FAKE = '''
 import json, os, sys, time
 from pathlib import Path
@@ -53,7 +54,8 @@ else:
     done = len(log.read_text().splitlines()) if log.exists() else 0
     value = 100 * args["quality"] + args["seed"]
     for step in range(10 * (done + 1), steps + 1, 10):
-        time.sleep(float(os.environ.get("FAKE_SECONDS", 0)))
+        while step == 30 and "FAKE_GATE" in os.environ and not os.path.exists(os.environ["FAKE_GATE"]):
+            time.sleep(0.02)
         row = {"global_step": step, "charts/episodes": 1.0, "charts/episodic_return": value}
         row["eval/episodic_return"] = -value
         with open(log, "a") as file:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -344,12 +345,14 @@ def until(condition, seconds: float = 180) -> None:
 def test_two_workers_one_killed_with_its_runs_and_one_alone_lose_and_double_nothing(tmp_path, algos):
     """Two shells on one storage; one is killed with SIGKILL, half of its runs too; the other takes its trials over."""
     words = fake.command(tmp_path, "quality", "--seeds", "2", "--workers", "2", "--pruner", "none", trials=8)
-    first, second = (spawn(tmp_path, words, FAKE_SECONDS="0.1") for _ in range(2))
-    until(lambda: len(fake.calls(tmp_path)) >= 8)  # four trials are under way
+    gate = tmp_path / "gate"
+    first, second = (spawn(tmp_path, words, FAKE_GATE=str(gate)) for _ in range(2))
+    until(lambda: len(fake.calls(tmp_path)) == 8)  # four trials are under way, and wait
     os.kill(first.pid, signal.SIGKILL)
     victims = [call for call in fake.calls(tmp_path) if parent(int(call[3])) not in (first.pid, second.pid)]
     for call in victims[::2]:
         os.kill(int(call[3]), signal.SIGKILL)
+    gate.touch()
     out, _ = second.communicate(timeout=300)
     first.communicate()
     assert second.returncode == 0, out
@@ -394,7 +397,7 @@ def test_a_trial_of_a_machine_with_other_folders_is_left_to_it_unless_it_is_to_b
 @pytest.mark.slow
 def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(tmp_path, algos):
     words = fake.command(tmp_path, "quality", "--seeds", "2", "--workers", "2", trials=2)
-    process = spawn(tmp_path, words, FAKE_SECONDS="0.2")
+    process = spawn(tmp_path, words, FAKE_GATE=str(tmp_path / "gate"))
     until(lambda: len(fake.calls(tmp_path)) == 4)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=180)
@@ -437,7 +440,8 @@ def kill_worker_of(run_dir: Path, killed: list[int]) -> None:
     for process in found:
         worker = parent(process)
         for number in (worker, process):
-            os.kill(number, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the run may end with its worker
+                os.kill(number, signal.SIGKILL)
             killed.append(number)
 
 
