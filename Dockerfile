@@ -10,8 +10,10 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY cleanrl_zoo cleanrl_zoo
 # torch alone first: give --build-arg TORCH_INDEX_URL=… for the index of a CPU-only build, which is much smaller
 ARG TORCH_INDEX_URL=""
+# --build-arg EXTRAS="video,report,llm,atari,box2d" for all that the files in algos/ can use
+ARG EXTRAS="video,report"
 RUN pip install --no-cache-dir ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} -c constraints.txt torch \
- && pip install --no-cache-dir -c constraints.txt -e ".[video,report]"
+ && pip install --no-cache-dir -c constraints.txt -e ".[${EXTRAS}]"
 COPY . .
 ENTRYPOINT ["python"]
 CMD ["algos/ppo_continuous.py", "--help"]

@@ -12,7 +12,7 @@ million transitions take 7 GB, since each frame of Atari's engine, whose stacks 
 
 Deviations from the papers, each with its reason: 2 to 6 of dqn.py, and
 
- 1. The defaults are CleanRL's, whose results ours are compared with, Adam and the squared error among them (the paper's
+ 1. The defaults are CleanRL's, Adam and the squared error among them (the paper's
     is --loss huber), but for eight games side by side and orthogonal weights. Evaluations are greedy (paper: ε = 0.05).
  2. ale-py cannot save a game: each checkpoint starts new ones and must leave ten time limits to each (2,160,000 steps).
 

@@ -27,7 +27,7 @@ Deviations from the papers, each with its reason:
 This file is longer than 300 lines because scores, values and the penalty come from models of their own.
 
 Run:    python algos/llm_ppo.py --max-length 8 --total-tokens 200000
-Expect: 0.977 ± 0.003 on held-out sums (start: 0.180), three seeds, two minutes on one core.
+Expect: 0.977 ± 0.003 on held-out sums (start: 0.180), three seeds, two to twelve minutes on one core.
 """
 
 import math

@@ -22,7 +22,7 @@ Deviations from the paper, each with its reason:
  8. Eight environments × 256 steps instead of one × 2048: faster, and no worse (results/num_envs).
 
 Run:    python algos/ppo_continuous.py --env Hopper-v4
-Expect: 2754 ± 384 (last 100 training episodes, five seeds) in one and a half to two and a half minutes on two cores.
+Expect: 2754 ± 384 (last 100 training episodes, five seeds), in one and a half to four and a half minutes on two cores.
 """
 
 from collections.abc import Callable, Sequence

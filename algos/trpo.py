@@ -26,7 +26,7 @@ Deviations from the paper, each with its reason:
 The file is longer than 300 lines because it serves both kinds of actions and shows the whole step in one place.
 
 Run:    python algos/trpo.py --env Hopper-v4
-Expect: 2103 ± 390 (last 100 training episodes, five seeds).
+Expect: 2103 ± 390 (last 100 training episodes, five seeds), in four to six minutes on one core.
 """
 
 from collections.abc import Callable

@@ -115,7 +115,7 @@ def speed_block(folder: Path) -> str:
 
 
 def read_groups(results: Path, name: str) -> tuple[list[Group], list[str]]:
-    """The suite's published runs, and a line for each that is left out for a damaged file.
+    """The suite's published runs, and notes on those that are not there or are left out for a damaged file.
 
     Raises:
         ValueError: one line, if nothing is published or runs must not be compared.
@@ -129,7 +129,18 @@ def read_groups(results: Path, name: str) -> tuple[list[Group], list[str]]:
     check_alike(groups)
     order = environments(groups)
     groups.sort(key=lambda group: order.index(group.entry.env))
-    return groups, damaged
+    return groups, [*missing_note(everything), *([left_out_note(damaged)] if damaged else [])]
+
+
+def missing_note(groups: list[Group]) -> list[str]:
+    """One paragraph that names the runs which are not published, or none."""
+    names = [
+        f"`{group.entry.name}` on {group.entry.env} ({len(group.missing)} of {len(group.entry.seeds)})"
+        for group in groups
+        if group.missing
+    ]
+    count = sum(len(group.missing) for group in groups)
+    return [f"**Incomplete: {count} of the suite's runs are not published yet:** {', '.join(names)}.\n"] * bool(names)
 
 
 def tell_damaged(groups: list[Group], results: Path) -> list[str]:
@@ -143,30 +154,25 @@ def tell_damaged(groups: list[Group], results: Path) -> list[str]:
 def report(
     name: str,
     results: Path,
-    readme: Path,
+    readme: Path | None,
     imported: Sequence[str] = (),
     references: References | None = None,
 ) -> list[Path]:
     """Reads the suite's published runs and writes its report; returns the files written.
 
-    imported: words of `--imported`; references: the returns that are 0 and 1 on the common scale.
+    readme: the front page, of which the suite `FRONT_PAGE` fills two blocks; imported: words of `--imported`;
+    references: the returns that are 0 and 1 on the common scale.
 
     Raises:
         ValueError: one line, if nothing is published, a file cannot be imported, or runs must not be compared.
     """
     folder = results / name
-    groups, damaged = read_groups(results, name)
+    groups, notes = read_groups(results, name)
     others = [read_imported(word, environments(groups)) for word in imported]
     found, uneven = comparisons(groups, references)
-    missing = sum(len(entry.seeds) for entry in suite(name)) - sum(len(g.seeds) for g in groups) - len(damaged)
-    notes = [f"**Incomplete: {missing} of the suite's runs are not published yet.**\n"] if missing else []
-    if damaged:
-        notes.append(left_out_note(damaged))
     texts = {}
-    if name == FRONT_PAGE:  # first, so that missing markers are told before anything is written
-        blocks = {"results": front_page(groups, folder, readme)}
-        if damaged:
-            blocks["results"] += f"\n{left_out_note(damaged)}"
+    if name == FRONT_PAGE and readme is not None:  # first, so that missing markers are told before anything is written
+        blocks = {"results": "\n".join([front_page(groups, folder, readme), *notes])}
         if speed := speed_block(results / "speed"):
             blocks["speed"] = speed
         texts[readme] = with_blocks(readme, blocks)
@@ -206,8 +212,8 @@ def report(
 
 
 PAGES = (
-    "Curves to look into: [report.html](report.html), one file that needs nothing else. Every number with where it "
-    "comes from: [report.csv](report.csv); the curves on one grid: [curves.csv](curves.csv).\n"
+    "Curves to look into: [report.html](report.html), one file that needs nothing else. Every score and mean with "
+    "where it comes from: [report.csv](report.csv); the curves on one grid: [curves.csv](curves.csv).\n"
 )
 
 
@@ -381,18 +387,21 @@ def main(argv: list[str] | None = None) -> int:
         help="CSV with the columns env, low, high: the returns that are 0 and 1 on the common scale",
     )
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="published results; default results/")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="the front page; default README.md")
+    parser.add_argument(
+        "--readme", type=Path, help="the front page; default README.md, with other --results than results/ none"
+    )
     args = parser.parse_args(argv)
     with usage_errors():
         references = read_references(args.references) if args.references else None
         results = args.results.resolve()
+        readme = args.readme or (ROOT / "README.md" if results == ROOT / "results" else None)
         if args.versus:
             text, paths = versus(args.suite, tuple(args.versus), results, args.out, args.imported, references)
             print(text)
         elif args.out:
             raise ValueError(f"--out {args.out}: only with --versus; a suite's report goes into its own folder")
         else:
-            paths = report(args.suite, results, args.readme.resolve(), args.imported, references)
+            paths = report(args.suite, results, readme and readme.resolve(), args.imported, references)
         for path in paths:
             print(path)
     return 0

@@ -1,4 +1,4 @@
-"""Every number of a report as CSV: `report.csv`, each row with where it comes from, and `curves.csv`."""
+"""The scores and means of a report as CSV: `report.csv`, each row with where it comes from, and `curves.csv`."""
 
 import csv
 import io

@@ -35,6 +35,7 @@ class Group:
     other_versions: bool = False
     cut: list[int] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)  # seeds that are not published
     runs: list[dict[str, Any]] = field(default_factory=list)
     summaries: list[dict[str, Any]] = field(default_factory=list)
     curves: list[list[dict[str, float]]] = field(default_factory=list)
@@ -103,6 +104,7 @@ def read_group(results: Path, name: str, entry: Entry) -> Group:
     for seed, (place, made_by) in places.items():
         folder = results / place
         if not (folder / "summary.json").exists():
+            group.missing.append(seed)
             continue
         try:
             run, summary, curve, seconds = read_whole(folder, made_by.steps)

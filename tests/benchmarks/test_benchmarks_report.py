@@ -1,6 +1,7 @@
 """The report: three returns, like with like against what is published, refusals, figures and the README's block."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -236,7 +237,19 @@ def test_missing_seeds_are_said(home):
         path.unlink()
     assert make(home) == 0
     text = (home / "results" / "first_light" / "README.md").read_text()
-    assert "**Incomplete: 1 of the suite's runs are not published yet.**" in text and "| 4 of 5 |" in text
+    assert "**Incomplete: 1 of the suite's runs are not published yet:** " in text
+    assert "`ppo_continuous` on Hopper-v4 (1 of 5)." in text
+    assert "| 4 of 5 |" in text
+
+
+def test_the_front_page_belongs_to_the_results_beside_it(home, monkeypatch):
+    monkeypatch.setattr(report, "ROOT", home)
+    shutil.copytree(home / "results", home / "again" / "results")
+    assert report.main(["--suite", "first_light", "--results", str(home / "again" / "results")]) == 0
+    assert (home / "again/results/first_light/README.md").exists()
+    assert "old text" in (home / "README.md").read_text()
+    assert report.main(["--suite", "first_light", "--results", str(home / "results")]) == 0
+    assert "old text" not in (home / "README.md").read_text()
 
 
 def replace_seed(home: Path, **changes) -> None:
