@@ -235,7 +235,7 @@ def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, Te
         weights = replay.weights(index, beta).to(args.device) if prioritized else None  # [B]
         batch = replay.gather(index)  # [B, ...]
         numbers, td_error = update_step(*networks, state.optimizer, batch, weights, learning_rate, *constants)
-        if prioritized:
+        if prioritized and numbers[0].isfinite():  # else the run ends with this iteration, and says what of
             replay.update_priorities(index, td_error.cpu())
         stats.append(numbers.clone())  # since a replayed CUDA graph writes into the same memory again
         state.updates += 1

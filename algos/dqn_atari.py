@@ -227,7 +227,7 @@ def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, Te
         weights = replay.weights(index, beta).to(args.device) if prioritized else None  # [B]
         batch = replay.gather(index)  # [B, ...]
         numbers, td_error = update_step(*networks, state.optimizer, batch, weights, learning_rate, *constants)
-        if prioritized:
+        if prioritized and numbers[0].isfinite():  # else the run ends with this iteration, and says what of
             replay.update_priorities(index, td_error.cpu())
         stats.append(numbers.clone())  # since a replayed CUDA graph writes into the same memory again
         state.updates += 1
@@ -258,8 +258,9 @@ def update_step(
 
 
 def main(args: Args) -> None:
-    sticky = {"repeat_action_probability": args.repeat_action_probability} if args.env.startswith("ALE/") else {}
-    learning = {**sticky, "episodic_life": args.episodic_life} if sticky else {}
+    game = args.env.startswith("ALE/") and args.vec != "gymnasium"  # whose frames are refused below
+    sticky = {"repeat_action_probability": args.repeat_action_probability} if game else {}
+    learning = {**sticky, "episodic_life": args.episodic_life} if game else {}
     with usage_errors():
         envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads, env_kwargs=learning)
         check_spaces(envs, "discrete", frames=True)

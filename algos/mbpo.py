@@ -16,15 +16,17 @@ The updates are those of algos/sac.py, with its equations:
 Deviations from the paper, each with its reason:
 
  1. The paper draws the member of every row and step on its own. Here the rows are shuffled at every step and dealt out
-    to the elites in equal shares: one batched product instead of one pass of every member over every row.
+    to the elites in turn: one batched product instead of one pass of every member over every row.
  2. The draws of a member's bootstrap sample and of the holdout are made once per transition and stay. The authors'
     code draws both anew at each fit, so that the holdout of one fit was learned from in the one before.
- 3. A fit starts from the errors of the weights that it finds: one that makes no member better changes nothing.
+ 3. A fit starts from the errors of the weights that it finds: a member that gets no better keeps them. The scales of
+    the inputs, the bounds of the variances and Adam's moments move on all the same.
  4. The losses of the model are in nats, half of the authors': its weight decays and the pull on the bounds of the
     variances are halved as well, so that the minimum is the same.
  5. log σ of the policy is stretched from a tanh as in algos/sac.py.
  6. A fifth of all transitions is held out; the authors' code stops at 5,000.
  7. Terminations come from `envs/model_functions.py`, as in the paper, rewards from the model.
+ 8. The epochs of k's schedule count all real steps, the random ones at the start too; the authors' begin after those.
 
 The model is saved in <run folder>/model with the episodes of the last evaluation, which it never learned from:
 `python benchmarks/world_model.py <run folder>` draws what it knows of them.
@@ -102,7 +104,7 @@ class Args(EnvArgs):
     elites: int = 5
     """of them that rollouts use"""
     model_hidden: tuple[int, ...] = (200, 200, 200, 200)
-    """widths of the hidden layers of the model"""
+    """widths of the hidden layers of the model; its weight decay is the published one, for four, and else none"""
     model_learning_rate: float = 1e-3
     """Adam's learning rate for the model"""
     model_every: int = 250
@@ -300,7 +302,7 @@ def fit_model(state: TrainState, fit_step: Callable, args: Args) -> dict[str, Te
 def imagine_step(
     agent: Agent, model: GaussianEnsemble, obs: Tensor, action_noise: Tensor, target_noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of the model: obs [K, C, D], the k-th C rows for the k-th elite -> action, reward [K, C], next_obs."""
+    """One step of the model: obs [K, C, D], C rows for each elite -> action, reward [K, C], next_obs."""
     action = agent.policy(obs).sample(action_noise)[0]  # [K, C, A]
     target = model.predict(torch.cat([obs, action], -1), model.elites).sample(target_noise)  # [K, C, 1 + D]
     return action, target[..., 0], obs + target[..., 1:]
@@ -317,13 +319,13 @@ def imagine(state: TrainState, imagine_step: Callable, ended: Callable, args: Ar
         rows = len(obs)
         order = torch.randperm(rows, generator=state.model_generator)  # who is dealt to which elite
         fill = torch.arange(-(-rows // chunk) * chunk) % rows  # whole chunks: shapes stay as they were compiled
-        padded = obs[order][fill].view(-1, elites, chunk // elites, obs.shape[-1])
+        padded = obs[order][fill].view(-1, chunk // elites, elites, obs.shape[-1]).transpose(1, 2).contiguous()
         steps = []
         for part in padded:
             action_noise = torch.randn((*part.shape[:2], len(state.agent.low)), generator=generator, device=device)
             target_noise = torch.randn((*part.shape[:2], 1 + part.shape[-1]), generator=generator, device=device)
             outputs = imagine_step(state.agent, state.model, part, action_noise, target_noise)
-            steps.append([part.flatten(0, 1), *(x.flatten(0, 1) for x in outputs)])
+            steps.append([x.transpose(0, 1).flatten(0, 1) for x in (part, *outputs)])
         start, action, reward, next_obs = (torch.cat(parts)[:rows] for parts in zip(*steps, strict=True))
         terminated = ended(next_obs)  # [rows]
         flags = torch.stack([reward, terminated.float()], -1)

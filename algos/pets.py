@@ -313,18 +313,20 @@ def search(
 
 
 def plan(state: TrainState, world: World, step: Callable, args: Args) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """The first actions [N, A] of a plan for each environment, what the last one promises, and as `search` a number."""
+    """The first actions [N, A] of a plan for each environment, what they promise, and as `search` a number."""
     generator, shape = state.noise_generator, (args.num_envs, len(world.low))
     if state.fits == 0:
         share = torch.rand(shape, generator=generator, device=args.device)
         return torch.lerp(world.low, world.high, share), {}, share.sum()
     obs = torch.as_tensor(state.obs, dtype=torch.float32, device=args.device)  # [N, D]
-    total = torch.zeros((), device=args.device)
+    total, promised = torch.zeros((), device=args.device), []
     for env in range(args.num_envs):
         found, stats, finite = search(state.model, world, obs[env], state.plans[env], step, generator, args)
         state.plans[env] = found
+        promised.append(stats)
         total = total + finite
-    return state.plans[:, 0].clone(), stats, total
+    means = {tag: torch.stack([stats[tag] for stats in promised]).mean() for tag in promised[0]}
+    return state.plans[:, 0].clone(), means, total
 
 
 def collect(state: TrainState, envs: VecEnv, action: Tensor) -> VecStep:

@@ -23,7 +23,7 @@ Deviations from the paper, each with its reason:
     1e-5, and its learning rate falls linearly to zero, so that the policy settles. The squared value error is halved.
  4. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
  5. A continuous action sampled outside the box is learned from as it is; only the environment's copy is clipped.
- 6. Eight environments × 256 steps instead of one × 2048: faster, and no worse (results/num_envs).
+ 6. Eight environments × 256 steps instead of one × 2048: faster, and no worse in ppo_continuous.py (results/num_envs).
  7. d_targ is 0.03, not the best of the paper's table 1 (0.01), with which Hopper was learned more slowly in a trial.
 
 Run:    python algos/ppo_penalty.py --env Hopper-v4    (CartPole: --preset cart_pole)

@@ -154,7 +154,7 @@ class Replay:
         )
         available = available_memory() if available is None else available
         if available is not None and total > available:
-            raise ValueError(f"{text}; only {_gigabytes(available)} of memory are free; give a smaller capacity")
+            raise ValueError(f"{text}; only {_gigabytes(available)} of memory are free; --buffer-size says how many")
         return text
 
     @property

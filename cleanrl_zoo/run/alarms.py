@@ -1,6 +1,8 @@
 """Alarms of language-model training: one plain sentence when a metric says that something is going wrong."""
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 ENTROPY_SHARE = 0.05  # of the first entropy
 RUNAWAY_KL = 1.0  # nats per token from the reference
@@ -9,6 +11,8 @@ SAMPLER_KL = 1e-3  # nats per token between what sampled and what is trained
 ZERO_GROUPS = 0.5  # share of groups that teach nothing
 RISE, FALL = 0.05, 0.05  # reward up and success down since the best success
 DISPLACED = 0.5  # nats that chosen completions have lost of their log-prob at its highest
+
+SEEN = ("first_entropy", "best_success", "reward_then", "best_chosen")
 
 Row = Mapping[str, float]
 
@@ -21,7 +25,7 @@ class Alarms:
         self.best_success = -float("inf")
         self.reward_then = 0.0  # at the best success
         self.best_chosen = -float("inf")
-        self.sounding: set[str] = set()
+        self.sounding: set[tuple[str, ...]] = set()
         # each reads the metrics that it is named by, and only rows that have them
         self.rules: dict[tuple[str, ...], Callable[[Row], str | None]] = {
             ("losses/entropy",): self._entropy,
@@ -32,6 +36,19 @@ class Alarms:
             ("losses/sampler_kl",): self._sampler,
             ("rewards/margin", "rewards/chosen_logprob"): self._displacement,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What later rows are compared with, for a checkpoint; None where nothing has been seen."""
+        seen = {name: getattr(self, name) for name in SEEN}
+        seen = {name: value if value is not None and math.isfinite(value) else None for name, value in seen.items()}
+        return {**seen, "sounding": sorted(list(tags) for tags in self.sounding)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        for name in SEEN:
+            if state[name] is not None:
+                setattr(self, name, state[name])
+        self.sounding = {tuple(tags) for tags in state["sounding"]}
 
     def check(self, row: Row) -> list[str]:
         """The sentences of the alarms that begin with this row."""

@@ -212,6 +212,8 @@ class Run:
                 self.returns.extend(own["returns"])
                 self.eval_curve, self.eval_returns = own["eval_curve"], own["eval_returns"]
                 self.global_step, self.seconds_before, offset = own["global_step"], own["seconds"], own["log_bytes"]
+                if self.alarms is not None:
+                    self.alarms.load_state_dict(own["alarms"])
                 set_global_random_state(self._saved["random"])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 self._refuse(self._resumed_from, f"{self._resumed_from} is of another version ({error})")
@@ -226,10 +228,11 @@ class Run:
             exit_with(f"{self.run_dir}: cannot be written ({error.strerror})")
         compiling = "; compiling first, once" if self.compile else ""
         if self._saved is None:
-            again = "no checkpoint yet, starting again from step 0 in" if self.args.resume else "run folder:"
+            again = "no checkpoint yet, starting again from the beginning in" if self.args.resume else "run folder:"
             self.progress.message(f"{again} {self.run_dir}{compiling}")
         else:
-            self.progress.message(f"resumed {self.run_dir} at step {self.global_step:,}{compiling}")
+            unit = self.args.words.unit[:-1]
+            self.progress.message(f"resumed {self.run_dir} at {unit} {self.global_step:,}{compiling}")
             for later in list_checkpoints(self.run_dir / "checkpoints"):  # of a future that is run anew
                 if later.name > self._resumed_from.name:
                     shutil.rmtree(later)
@@ -323,6 +326,7 @@ class Run:
             "eval_returns": self.eval_returns,
             "seconds": self.seconds(),
             "log_bytes": self.log.flush(),
+            "alarms": None if self.alarms is None else self.alarms.state_dict(),
         }
         tree = {
             "args": capture(self.recorded["args"]),

@@ -100,6 +100,14 @@ def test_nan_from_the_environment_is_told_apart(in_tmp, monkeypatch, capsys):
     assert stop.value.code == 1 and "rewards holds NaN" in err and "--learning-rate" not in err
 
 
+@each_replay
+def test_a_run_that_diverges_says_so_in_one_line(in_tmp, capsys, prioritized):
+    with pytest.raises(SystemExit) as stop:
+        dqn.main(args_for(run_dir="a", learning_rate=1e30, prioritized=prioritized))
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and "losses/qf_loss is" in err and "--learning-rate" in err
+
+
 def test_the_replays_memory_is_told_before_it_is_taken(in_tmp, capsys):
     args = args_for(run_dir="a", total_timesteps=256, eval_every=0)
     dqn.main(args)

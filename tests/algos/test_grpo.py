@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shutil
 import socket
 import subprocess
 
@@ -1111,6 +1112,11 @@ def test_alarms_reach_the_terminal_once(in_tmp, capsys):
     grpo.main(flags("--run-dir", "a", "--reward", "language_helpers:all_alike"))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("alarm at token ")]
     assert len(lines) == 1 and "equal rewards" in lines[0]
+    (in_tmp / "a/summary.json").unlink()
+    shutil.rmtree(sorted((in_tmp / "a/checkpoints").iterdir())[-1])
+    grpo.main(flags("--resume", "a"))
+    err = capsys.readouterr().err
+    assert "resumed a at token" in err and "alarm" not in err  # it is still sounding
 
 
 # Resume

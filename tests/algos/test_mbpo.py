@@ -53,9 +53,11 @@ def imagined_rows(state):
 # What is imagined
 
 
-def test_rows_are_dealt_to_the_elites_alone_in_equal_shares():
-    """Three members, of which 2 and 0 are elites: they change the observation by 2 and by 0, half of the rows each;
-    the rows start in states that were really seen."""
+@pytest.mark.parametrize("rows_at_once", [2048, 40, 7])
+def test_rows_are_dealt_to_the_elites_alone_in_equal_shares(monkeypatch, rows_at_once):
+    """Three members, of which 2 and 0 are elites: they change the observation by 2 and by 0, half of the rows each,
+    also where they do not fill the last chunk; the rows start in states that were really seen."""
+    monkeypatch.setattr(mbpo, "ROWS", rows_at_once)
     args, _, state = collected(changes=(0.0, 1.0, 2.0), rollouts_per_step=2, rollout_length=(0, 1, 3, 3))
     state.model.elites.copy_(torch.tensor([2, 0]))
     mbpo.imagine(state, mbpo.imagine_step, never, args)

@@ -272,6 +272,17 @@ def test_probe_reward_depends_on_action_and_frames():
 # Games
 
 
+@needs_atari
+@pytest.mark.parametrize("name", ["ppo_atari", "dqn_atari"])
+def test_a_game_without_its_own_engine_is_told_which_it_needs(in_tmp, capsys, name):
+    module = load_algorithm(name)
+    words = ["--preset", "debug", "--env", "ALE/Breakout-v5", "--vec", "gymnasium", "--checkpoint-every", "0"]
+    with pytest.raises(SystemExit) as stop:
+        module.main(parse_args(module.Args, module.PRESETS, words))
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and "with --vec atari" in err, err
+
+
 GAME = {"env": "ALE/Breakout-v5", "eval_episodes": 1, "num_steps": 64}
 
 

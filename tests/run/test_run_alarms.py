@@ -1,5 +1,7 @@
 """Each alarm sounds on a row that shows its trouble, once, and not on a healthy one."""
 
+import json
+
 import pytest
 
 from cleanrl_zoo.run.alarms import Alarms
@@ -51,6 +53,26 @@ def test_a_row_without_the_metric_does_not_end_an_alarm():
     high = {"losses/ref_kl": 2.0}
     assert len(alarms.check(high)) == 1
     assert alarms.check({"eval/episodic_return": 0.5}) == [] and alarms.check(high) == []
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+def test_a_resumed_run_compares_with_what_was_seen_before_it_was_cut(cut):
+    """The entropy of the first row, the best success and log-prob, and what is sounding, through a file of JSON."""
+    rows = [HEALTHY, {**HEALTHY, "charts/zero_std_groups": 0.75}, {**HEALTHY, "charts/zero_std_groups": 0.8},
+            {**HEALTHY, "losses/entropy": 0.01 * HEALTHY["losses/entropy"], "rewards/chosen_logprob": -9.0},
+            {**HEALTHY, "charts/reward_mean": 0.9, "charts/success": 0.1}]  # fmt: skip
+    whole, first, second = Alarms(), Alarms(), Alarms()
+    told = [whole.check(row) for row in rows]
+    assert [len(sentences) for sentences in told] == [0, 1, 0, 2, 1]
+    again = [first.check(row) for row in rows[:cut]]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
+    assert again + [second.check(row) for row in rows[cut:]] == told
+
+
+def test_alarms_that_have_seen_nothing_have_a_state_too():
+    alarms = Alarms()
+    alarms.load_state_dict(json.loads(json.dumps(Alarms().state_dict(), allow_nan=False)))
+    assert len(alarms.check(HEALTHY)) == 0 and alarms.first_entropy == HEALTHY["losses/entropy"]
 
 
 def test_rows_without_these_metrics_are_silent():
