@@ -43,15 +43,18 @@ def published_line(row: dict[str, str], name: str = "") -> str:
     return f"{row['source_project']}{f' ({name})' if name else ''}, last 100 episodes at the end"
 
 
-def draw(axes: Any, groups: list[Group], several: bool) -> None:
-    """The curves of all groups; published means in the group's colour where there are several algorithms."""
+def draw(axes: Any, groups: list[Group], several: bool, unit: float) -> None:
+    """The curves of all groups over steps, in units of `unit`.
+
+    Published means are in the group's colour where there are several algorithms.
+    """
     for index, group in enumerate(groups):
         curves = [curve for curve in group.curves if any(point["episodes"] > 0 for point in curve)]
         if not curves:
             continue
         edges = np.linspace(0, max(curve[-1]["step"] for curve in curves), 101)
         values = np.stack([binned(curve, edges) for curve in curves])  # [seeds, bins]
-        centers = (edges[1:] + edges[:-1]) / 2e6
+        centers = (edges[1:] + edges[:-1]) / (2 * unit)
         seeds = f"{len(values)} seeds: mean, min–max" if len(values) > 1 else "1 seed"
         color, alpha = f"C{index}", 0.12 if several else 0.2
         axes.plot(centers, values.mean(0), color=color, label=f"{group.entry.name} ({seeds})")
@@ -79,8 +82,9 @@ def figure(groups: list[Group], path: Path) -> None:
     # what is the beginning of other curves only would hide them
     groups = [group for group in groups if len(group.cut) < len(group.seeds)]
     several = len({PUBLISHED_NAMES.get(group.entry.algorithm) for group in groups}) > 1
-    lengths = sorted({group.entry.steps / 1e6 for group in groups})
-    split = len(lengths) > 1 and lengths[-1] >= 2 * lengths[-2]  # where few go on for long, the rest gets more room
+    unit = 1e6 if max(group.entry.steps for group in groups) > 1e5 else 1e3
+    lengths = sorted({group.entry.steps / unit for group in groups})
+    split = len(lengths) > 1 and lengths[-1] >= 3 * lengths[-2]  # where few go on for long, the rest gets more room
     timed = any(group.entry.is_peer for group in groups)
     size = (8.2 + 3.6 * timed, 3.9) if several else (5.2, 3.4)
     widths = [2.5, *([1] if split else []), *([2.5] if timed else [])]
@@ -90,13 +94,17 @@ def figure(groups: list[Group], path: Path) -> None:
     for axes in panels[0]:
         axes.grid(alpha=0.3)
     for axes in panels[0, : 1 + split]:
-        draw(axes, groups, several)
+        draw(axes, groups, several, unit)
     first = panels[0, 0]
     if split:
         margin = 0.02 * lengths[-2]
         first.set_xlim(-margin, lengths[-2])
         panels[0, 1].set_xlim(lengths[-2], lengths[-1] + margin)
-    first.set(title=groups[0].entry.env, xlabel="environment steps, millions", ylabel="training return")
+    first.set(
+        title=groups[0].entry.env,
+        xlabel=f"environment steps, {'millions' if unit == 1e6 else 'thousands'}",
+        ylabel="training return",
+    )
     if timed:
         draw_over_seconds(panels[0, -1], groups)
         panels[0, -1].set(xlabel="wall-clock seconds, every seed")
