@@ -122,8 +122,9 @@ class Args(EnvArgs):
 
 PRESETS = {
     "mountain_car": {"env": "MountainCar-v0", "total_timesteps": 120_000, "double": True, "n_step": 3, "loss": "huber",
-                     "learning_rate": 4e-3, "buffer_size": 20_000, "learning_starts": 1000, "updates_per_step": 0.5,
-                     "update_every": 16, "target_update_every": 600, "exploration_fraction": 0.2, "hidden": (64, 64)},
+                     "learning_rate": 1e-3, "buffer_size": 20_000, "learning_starts": 1000, "updates_per_step": 0.5,
+                     "update_every": 16, "target_update_every": 600, "end_epsilon": 0.02, "exploration_fraction": 0.2,
+                     "hidden": (128, 128)},
     "lunar_lander": {"env": "LunarLander-v3", "total_timesteps": 400_000, "num_envs": 4, "loss": "huber", "tau": 0.005,
                      "learning_rate": 5e-4, "buffer_size": 100_000, "updates_per_step": 0.25, "batch_size": 64,
                      "target_update_every": 4, "end_epsilon": 0.02, "exploration_fraction": 0.15, "hidden": (128, 128)},
