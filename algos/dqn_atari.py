@@ -12,8 +12,8 @@ million transitions take 7 GB, since each frame of Atari's engine, whose stacks 
 
 Deviations from the papers, each with its reason: 2 to 6 of dqn.py, and
 
- 1. The defaults are CleanRL's, Adam and the squared error among them (the paper's
-    is --loss huber), but for eight games side by side and orthogonal weights. Evaluations are greedy (paper: ε = 0.05).
+ 1. The defaults are CleanRL's, Adam and the squared error among them (the paper's is --loss huber), but for eight games
+    side by side and orthogonal weights. Evaluations are greedy (paper: ε = 0.05).
  2. ale-py cannot save a game: each checkpoint starts new ones and must leave ten time limits to each (2,160,000 steps).
 
 Run:    python algos/dqn_atari.py --env ALE/Pong-v5
@@ -258,7 +258,7 @@ def update_step(
 
 
 def main(args: Args) -> None:
-    game = args.env.startswith("ALE/") and args.vec != "gymnasium"  # whose frames are refused below
+    game = args.env.startswith("ALE/") and args.vec in ("auto", "atari")  # whose engine knows what follows
     sticky = {"repeat_action_probability": args.repeat_action_probability} if game else {}
     learning = {**sticky, "episodic_life": args.episodic_life} if game else {}
     with usage_errors():

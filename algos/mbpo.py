@@ -104,7 +104,7 @@ class Args(EnvArgs):
     elites: int = 5
     """of them that rollouts use"""
     model_hidden: tuple[int, ...] = (200, 200, 200, 200)
-    """widths of the hidden layers of the model; its weight decay is the published one, for four, and else none"""
+    """widths of the hidden layers of the model; with four it has the published weight decay, else none"""
     model_learning_rate: float = 1e-3
     """Adam's learning rate for the model"""
     model_every: int = 250

@@ -247,7 +247,7 @@ def minibatch_step(
 
 
 def main(args: Args) -> None:
-    game = args.env.startswith("ALE/") and args.vec != "gymnasium"  # whose frames are refused below
+    game = args.env.startswith("ALE/") and args.vec in ("auto", "atari")  # whose engine knows what follows
     sticky = {"repeat_action_probability": args.repeat_action_probability} if game else {}
     learning = {**sticky, "episodic_life": args.episodic_life} if game else {}
     with usage_errors():

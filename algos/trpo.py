@@ -67,8 +67,8 @@ class Args(EnvArgs):
     cg_damping: float = 0.1
     """added to the diagonal of the Fisher matrix"""
     fisher_subsample: int = 1
-    """take every so-manyth transition for the Fisher matrix; of a step's environments the same if it divides by their
-    number"""
+    """take every so-manyth transition for the Fisher matrix; from all environments only without a common divisor with
+    --num-envs"""
     backtrack_coef: float = 0.8
     """α, factor by which the line search shortens a step that did not pass"""
     max_backtracks: int = 10

@@ -45,6 +45,7 @@ from report_tables import (
     cut_note,
     improvement_table,
     left_out_note,
+    missing_note,
     ours,
     overview_table,
     provenance_table,
@@ -129,18 +130,7 @@ def read_groups(results: Path, name: str) -> tuple[list[Group], list[str]]:
     check_alike(groups)
     order = environments(groups)
     groups.sort(key=lambda group: order.index(group.entry.env))
-    return groups, [*missing_note(everything), *([left_out_note(damaged)] if damaged else [])]
-
-
-def missing_note(groups: list[Group]) -> list[str]:
-    """One paragraph that names the runs which are not published, or none."""
-    names = [
-        f"`{group.entry.name}` on {group.entry.env} ({len(group.missing)} of {len(group.entry.seeds)})"
-        for group in groups
-        if group.missing
-    ]
-    count = sum(len(group.missing) for group in groups)
-    return [f"**Incomplete: {count} of the suite's runs are not published yet:** {', '.join(names)}.\n"] * bool(names)
+    return groups, [note for note in (missing_note(everything), left_out_note(damaged)) if note]
 
 
 def tell_damaged(groups: list[Group], results: Path) -> list[str]:

@@ -35,12 +35,16 @@ class Group:
     other_versions: bool = False
     cut: list[int] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)  # seeds that are not published
     runs: list[dict[str, Any]] = field(default_factory=list)
     summaries: list[dict[str, Any]] = field(default_factory=list)
     curves: list[list[dict[str, float]]] = field(default_factory=list)
     seconds: list[np.ndarray] = field(default_factory=list)  # of each point of each curve
     damaged: list[str] = field(default_factory=list)  # one line for each run that was left out
+
+    @property
+    def missing(self) -> int:
+        """How many of its runs are not published."""
+        return len(self.entry.seeds) - len(self.seeds) - len(self.damaged)
 
     @property
     def title(self) -> str:
@@ -104,7 +108,6 @@ def read_group(results: Path, name: str, entry: Entry) -> Group:
     for seed, (place, made_by) in places.items():
         folder = results / place
         if not (folder / "summary.json").exists():
-            group.missing.append(seed)
             continue
         try:
             run, summary, curve, seconds = read_whole(folder, made_by.steps)

@@ -250,6 +250,16 @@ def sources_list(groups: list[Group]) -> str:
     return "\n".join(sorted(lines)) + "\n" if lines else "None matches in environment version, steps and metric.\n"
 
 
+def missing_note(groups: list[Group]) -> str:
+    """The runs that are not published, counted and named; "" without one."""
+    count = sum(group.missing for group in groups)
+    if not count:
+        return ""
+    entries = [(group.entry, group.missing) for group in groups if group.missing]
+    names = ", ".join(f"`{entry.name}` on {entry.env} ({missing} of {len(entry.seeds)})" for entry, missing in entries)
+    return f"**Incomplete: {count} of the suite's runs are not published yet:** {names}.\n"
+
+
 def left_out_note(damaged: list[str]) -> str:
     """The runs that were left out, counted and named; "" without one."""
     if not damaged:

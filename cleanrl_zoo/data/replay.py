@@ -154,7 +154,8 @@ class Replay:
         )
         available = available_memory() if available is None else available
         if available is not None and total > available:
-            raise ValueError(f"{text}; only {_gigabytes(available)} of memory are free; --buffer-size says how many")
+            free = f"only {_gigabytes(available)} of memory are free"
+            raise ValueError(f"{text}; {free}; give a smaller capacity (--buffer-size)")
         return text
 
     @property

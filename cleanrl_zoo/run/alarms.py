@@ -38,16 +38,15 @@ class Alarms:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What later rows are compared with, for a checkpoint; None where nothing has been seen."""
-        seen = {name: getattr(self, name) for name in SEEN}
-        seen = {name: value if value is not None and math.isfinite(value) else None for name, value in seen.items()}
-        return {**seen, "sounding": sorted(list(tags) for tags in self.sounding)}
+        """What later rows are compared with, as far as it has been seen, and what is sounding; for a checkpoint."""
+        values = {name: getattr(self, name) for name in SEEN}
+        seen = {name: value for name, value in values.items() if value not in (None, -math.inf)}
+        return {"seen": seen, "sounding": sorted(list(tags) for tags in self.sounding)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state_dict()`."""
-        for name in SEEN:
-            if state[name] is not None:
-                setattr(self, name, state[name])
+        for name, value in state["seen"].items():
+            setattr(self, name, value)
         self.sounding = {tuple(tags) for tags in state["sounding"]}
 
     def check(self, row: Row) -> list[str]:
