@@ -166,7 +166,7 @@ def run_once(job: run.Job, algos: Path) -> None:
 
 def own_flags(command: Sequence[str]) -> tuple[str, ...]:
     """The words of a stored command line without the script and what `run.start` says itself."""
-    given = ("run-dir", "threads", "env-threads", "env", "task", "seed", "total-timesteps", "total-tokens")
+    given = ("run-dir", "env-threads", "env", "task", "seed", "total-timesteps", "total-tokens")
     words: list[str] = []
     skip = False
     for word in command[2:]:

@@ -5,7 +5,8 @@
     python benchmarks/run.py --redo results/classic/ppo/CartPole-v1/seed_1   # one published run again: see redo.py
     python benchmarks/run.py --suite mujoco --jobs 64 --launcher ray         # on a cluster: see docs/sweeps.md
 
-One run is one process with one thread. Several runners may work on one suite: a lock per run keeps them apart.
+One run is one process with one thread, unless its entry says `--threads`. Several runners may work on one suite: a
+lock per run keeps them apart.
 Exit code 0: every run of the suite is published; 1: some are not (failures are listed); 130: interrupted.
 """
 

@@ -122,6 +122,11 @@ def test_where_the_files_flags_have_changed_the_stored_command_line_is_used(publ
     assert calls(tmp_path) == ["--resume", words]
 
 
+def test_a_stored_command_line_keeps_its_threads():
+    words = "--run-dir r --threads 1 --env-threads 1 --env E-v1 --seed 3 --preset p --threads 2".split()
+    assert redo.own_flags(["python", "fake.py", *words])[-4:] == ("--preset", "p", "--threads", "2")
+
+
 def test_a_finished_call_begins_anew_and_a_cut_one_goes_on(published, tmp_path):
     assert again(published, tmp_path, 1) == 0
     run_dir = tmp_path / "runs" / "redo" / "suite" / "fake" / "E-v1" / "seed_1"
