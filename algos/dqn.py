@@ -25,10 +25,12 @@ Run:    python algos/dqn.py --env CartPole-v1
 Expect: 492 ± 7 (last 100 training episodes, five seeds), in six to nine minutes on one core.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -41,7 +43,7 @@ from cleanrl_zoo.data.prioritized import ProportionalReplay, RankReplay
 from cleanrl_zoo.data.replay import Batch, Replay
 from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, VecStep, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
-from cleanrl_zoo.nn import Adam, clip_grad_norm, dueling_as_linear, mlp, uniform_fan_in
+from cleanrl_zoo.nn import Adam, clip_grad_norm, dueling_as_linear, mlp, mlp_on_arrays, uniform_fan_in
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check_learning_starts
 
@@ -156,6 +158,23 @@ class QNetwork(nn.Module):
         advantage = self.head(features)
         return self.value(features_of_value) + advantage - advantage.mean(-1, keepdim=True)  # [B, A]
 
+    def on_arrays(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The same function of arrays, read from the same parameters; on the CPU by NumPy, which is faster."""
+        device = self.head[0].weight.device
+        if device.type != "cpu":
+            return on_arrays(self, str(device))
+        features_of, head = mlp_on_arrays(self.features), mlp_on_arrays(self.head)
+        if self.value is None:
+            return lambda obs: head(features_of(obs))
+        value = mlp_on_arrays(self.value)
+
+        def dueling(obs: np.ndarray) -> np.ndarray:
+            features, features_of_value = np.split(features_of(obs), 2, -1)
+            advantage = head(features)
+            return value(features_of_value) + advantage - advantage.mean(-1, keepdims=True)  # [B, A]
+
+        return dueling
+
     @torch.no_grad()
     def as_mlp(self) -> nn.Sequential:
         """The same function as a plain chain of layers: V + A − mean A is linear in what the two layers below say."""
@@ -190,8 +209,11 @@ class TrainState:
         settings |= {} if args.prioritized == "none" else {"alpha": args.per_alpha}
         replay = REPLAYS[args.prioritized](args.capacity, args.num_envs, obs.shape[1:], (), args.gamma, **settings)
         replay.begin(obs)
-        generators = torch_generator(args.seed, "noise", args.device), torch_generator(args.seed, "minibatch")
+        generators = torch_generator(args.seed, "noise"), torch_generator(args.seed, "minibatch")
         return cls(online, deepcopy(online).requires_grad_(False), Adam(online.parameters()), replay, obs, *generators)
+
+    def __post_init__(self) -> None:
+        self.q_values = self.online.on_arrays()  # of what acts; the parameters themselves, so not part of a checkpoint
 
     def cut(self, obs: np.ndarray) -> None:
         """Goes on in `obs` [N, D] after all episodes were dropped, as an engine does that cannot save its state."""
@@ -199,20 +221,17 @@ class TrainState:
         self.replay.begin(obs)
 
 
-@torch.no_grad()
-def act(online: QNetwork, obs: Tensor, noise: Tensor, epsilon: Tensor) -> Tensor:
+def act(q_values: Callable, obs: np.ndarray, noise: np.ndarray, epsilon: float) -> np.ndarray:
     """The ε-greedy actions [N] in `obs` [N, D] with `noise` [N, 2], uniform in [0, 1): whether to explore, and how."""
-    q_value = online(obs)  # [N, A]
-    random_action = (noise[:, 1] * q_value.shape[-1]).long()
-    return torch.where(noise[:, 0] < epsilon, random_action, q_value.argmax(-1))
+    q_value = q_values(obs)  # [N, A]
+    random_action = (noise[:, 1] * q_value.shape[-1]).astype(np.int64)
+    return np.where(noise[:, 0] < epsilon, random_action, q_value.argmax(-1))
 
 
 def collect(state: TrainState, envs: VecEnv, act: Callable, args: Args) -> VecStep:
     """One step of every environment, stored in the replay: the first half of algorithm 1's loop."""
-    device, epsilon = args.device, args.epsilon(state.global_step)
-    noise = torch.rand(args.num_envs, 2, generator=state.noise_generator, device=device)
-    obs = torch.as_tensor(state.obs, dtype=torch.float32, device=device)
-    action = act(state.online, obs, noise, torch.tensor(epsilon, device=device)).cpu().numpy()  # [N]
+    noise = torch.rand(args.num_envs, 2, generator=state.noise_generator).numpy()
+    action = act(state.q_values, state.obs, noise, args.epsilon(state.global_step))  # [N]
     step = envs.step(action)
     state.replay.add(action, step)
     state.obs = step.obs
@@ -223,33 +242,32 @@ def collect(state: TrainState, envs: VecEnv, act: Callable, args: Args) -> VecSt
 STATS = ("losses/qf_loss", "losses/qf_values", "losses/grad_norm")
 
 
-def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, Tensor | float]:
+def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, float]:
     """The updates of network and slow copy that have fallen due by this step: the second half of algorithm 1's loop."""
     replay, step = state.replay, state.global_step
     beta = args.per_beta + (1.0 - args.per_beta) * min(1.0, step / args.total_timesteps)
-    learning_rate = torch.tensor(args.learning_rate, device=args.device)
-    constants = (args.double, args.loss == "huber", args.max_grad_norm or torch.inf)
+    constants = (args.learning_rate, args.double, args.loss == "huber", args.max_grad_norm or math.inf)
     last = step - step % args.update_every
     networks, prioritized, stats = (state.online, state.target), args.prioritized != "none", []
     while state.updates < int((last - args.learning_starts) * args.updates_per_step):
         index = replay.indices(args.batch_size, state.minibatch_generator)  # [B]
         weights = replay.weights(index, beta).to(args.device) if prioritized else None  # [B]
         batch = replay.gather(index)  # [B, ...]
-        numbers, td_error = update_step(*networks, state.optimizer, batch, weights, learning_rate, *constants)
-        if prioritized and numbers[0].isfinite():  # else the run ends with this iteration, and says what of
+        numbers, td_error = update_step(*networks, state.optimizer, batch, weights, *constants)
+        stats.append(numbers.tolist())
+        if prioritized and math.isfinite(stats[-1][0]):  # else the run ends with this iteration, and says what of
             replay.update_priorities(index, td_error.cpu())
-        stats.append(numbers.clone())  # since a replayed CUDA graph writes into the same memory again
         state.updates += 1
     while state.target_updates < step // args.target_update_every:
         polyak_update(state.target, state.online, args.tau)
         state.target_updates += 1
-    means = zip(STATS, torch.stack(stats).mean(0), strict=True) if stats else ()
+    means = zip(STATS, map(fmean, zip(*stats, strict=True)), strict=True) if stats else ()
     return {**dict(means), "charts/epsilon": args.epsilon(step)}
 
 
 def update_step(
     online: QNetwork, target_network: QNetwork, optimizer: Adam, batch: Batch, weights: Tensor | None,
-    learning_rate: Tensor, double: bool, huber: bool, max_grad_norm: float,
+    learning_rate: float, double: bool, huber: bool, max_grad_norm: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One gradient step; gives the numbers named by `STATS` and the TD errors [B]. weights [B]: None for all 1."""
     with torch.no_grad():
@@ -280,12 +298,11 @@ def main(args: Args) -> None:
 
     with Run(args, envs, evaluate) as run:
         print(memory, file=sys.stderr)
-        fast_act = compile_function(act, run.compile, args.device)
         fast_update_step = compile_function(update_step, run.compile, args.device)
         state = run.resume_or(lambda: TrainState.create(args, envs))
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
-                step = collect(state, envs, fast_act, args)
+                step = collect(state, envs, act, args)
             run.check_finite(rewards=step.reward, observations=step.final_obs)
             with run.phase("update"):
                 run.metrics(update(state, fast_update_step, args))

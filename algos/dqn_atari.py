@@ -19,10 +19,12 @@ Deviations from the papers, each with its reason: 2 to 6 of dqn.py, and
 Run:    python algos/dqn_atari.py --env ALE/Pong-v5
 """
 
+import math
 import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -215,32 +217,31 @@ def collect(state: TrainState, envs: VecEnv, act: Callable, args: Args) -> None:
 STATS = ("losses/qf_loss", "losses/qf_values", "losses/grad_norm")
 
 
-def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, Tensor | float]:
+def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, float]:
     """The updates of network and slow copy that have fallen due by this step: the second half of algorithm 1's loop."""
     replay, step = state.replay, state.global_step
     beta = args.per_beta + (1.0 - args.per_beta) * min(1.0, step / args.total_timesteps)
-    learning_rate = torch.tensor(args.learning_rate, device=args.device)
-    constants = (args.double, args.loss == "huber", args.max_grad_norm or torch.inf)
+    constants = (args.learning_rate, args.double, args.loss == "huber", args.max_grad_norm or math.inf)
     networks, prioritized, stats = (state.online, state.target), args.prioritized != "none", []
     while state.updates < int((step - args.learning_starts) * args.updates_per_step):
         index = replay.indices(args.batch_size, state.minibatch_generator)  # [B]
         weights = replay.weights(index, beta).to(args.device) if prioritized else None  # [B]
         batch = replay.gather(index)  # [B, ...]
-        numbers, td_error = update_step(*networks, state.optimizer, batch, weights, learning_rate, *constants)
-        if prioritized and numbers[0].isfinite():  # else the run ends with this iteration, and says what of
+        numbers, td_error = update_step(*networks, state.optimizer, batch, weights, *constants)
+        stats.append(numbers.tolist())
+        if prioritized and math.isfinite(stats[-1][0]):  # else the run ends with this iteration, and says what of
             replay.update_priorities(index, td_error.cpu())
-        stats.append(numbers.clone())  # since a replayed CUDA graph writes into the same memory again
         state.updates += 1
     while state.target_updates < step // args.target_update_every:
         polyak_update(state.target, state.online, args.tau)
         state.target_updates += 1
-    means = zip(STATS, torch.stack(stats).mean(0), strict=True) if stats else ()
+    means = zip(STATS, map(fmean, zip(*stats, strict=True)), strict=True) if stats else ()
     return {**dict(means), "charts/epsilon": args.epsilon(step)}
 
 
 def update_step(
     online: QNetwork, target_network: QNetwork, optimizer: Adam, batch: Batch, weights: Tensor | None,
-    learning_rate: Tensor, double: bool, huber: bool, max_grad_norm: float,
+    learning_rate: float, double: bool, huber: bool, max_grad_norm: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One gradient step; gives the numbers named by `STATS` and the TD errors [B]. weights [B]: None for all 1."""
     with torch.no_grad():

@@ -1,8 +1,9 @@
 """Multilayer perceptrons with orthogonal initialisation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -44,3 +45,30 @@ def mlp(
         linear = orthogonal(nn.utils.skip_init(nn.Linear, fan_in, fan_out), gain, generator)
         modules += [linear] if index == layers - 1 else [linear, ACTIVATIONS[activation]()]
     return nn.Sequential(*modules)
+
+
+def mlp_on_arrays(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
+    """The function of a chain of linear layers and relu, from arrays [B, D] to float32 [B, out], computed by NumPy.
+
+    It reads the network's own memory, so that later changes of the parameters in place are seen. For the few
+    observations that one step acts on: a call of torch takes several times as long before it computes, and drives what
+    the rest of the step needs out of the processor's caches.
+
+    Raises:
+        ValueError: where a layer is something else.
+    """
+    layers: list[tuple[np.ndarray, np.ndarray] | None] = []
+    for layer in network:
+        if not isinstance(layer, nn.Linear | nn.ReLU):
+            raise ValueError(f"a layer {type(layer).__name__}: allowed are Linear and ReLU")
+        is_linear = isinstance(layer, nn.Linear)
+        layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy()) if is_linear else None)
+
+    def function(obs: np.ndarray) -> np.ndarray:
+        features = obs.astype(np.float32, copy=False)
+        with np.errstate(all="ignore"):  # what has diverged is told where the losses are checked
+            for layer in layers:
+                features = np.maximum(features, 0.0) if layer is None else features @ layer[0] + layer[1]
+        return features
+
+    return function

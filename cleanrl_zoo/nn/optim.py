@@ -35,7 +35,7 @@ class Adam:
         self.exp_avg_sq = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
         self.steps = torch.zeros(1, dtype=torch.float64, device=self.parameters[0].device)
 
-    def step(self, grads: Sequence[Tensor], learning_rate: Tensor) -> None:
+    def step(self, grads: Sequence[Tensor], learning_rate: Tensor | float) -> None:
         """Moves the parameters in place by one step; `grads` in the order of `parameters`, `learning_rate` a scalar."""
         with torch.no_grad():
             self.steps.add_(1.0)
@@ -77,7 +77,7 @@ class RMSprop:
         self.alpha, self.eps, self.eps_inside_root = alpha, eps, eps_inside_root
         self.square_avg = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
 
-    def step(self, grads: Sequence[Tensor], learning_rate: Tensor) -> None:
+    def step(self, grads: Sequence[Tensor], learning_rate: Tensor | float) -> None:
         """Moves the parameters in place by one step; `grads` in the order of `parameters`, `learning_rate` a scalar."""
         with torch.no_grad():
             for parameter, grad, v in zip(self.parameters, grads, self.square_avg, strict=True):

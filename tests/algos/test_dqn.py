@@ -264,9 +264,9 @@ def test_epsilon_in_force_is_that_of_the_step():
         envs, state = start(args)
         seen = []
 
-        def act(online, obs, noise, epsilon, seen=seen):
-            seen.append(epsilon.item())
-            return dqn.act(online, obs, noise, epsilon)
+        def act(q_values, obs, noise, epsilon, seen=seen):
+            seen.append(epsilon)
+            return dqn.act(q_values, obs, noise, epsilon)
 
         while state.global_step < 60:
             dqn.collect(state, envs, act, args)
@@ -276,13 +276,29 @@ def test_epsilon_in_force_is_that_of_the_step():
 
 def test_act_is_greedy_but_for_a_share_epsilon():
     """Q says action 2 of 3. The first noise decides whether, the second which: [0, ⅓) is 0, [⅓, ⅔) is 1, the rest 2."""
-    online, obs = Table([[0.0, 1.0, 2.0]]), torch.zeros(4, 1)
-    noise = torch.tensor([[0.29, 0.0], [0.29, 0.34], [0.31, 0.0], [0.0, 1 - 2**-24]])
-    assert dqn.act(online, obs, noise, torch.tensor(0.3)).tolist() == [0, 1, 2, 2]
-    assert dqn.act(online, obs, noise, torch.tensor(0.0)).tolist() == [2, 2, 2, 2]
+    q_values, obs = (lambda obs: np.tile([0.0, 1.0, 2.0], (len(obs), 1))), np.zeros((4, 1))
+    noise = np.array([[0.29, 0.0], [0.29, 0.34], [0.31, 0.0], [0.0, 1 - 2**-24]], np.float32)
+    assert dqn.act(q_values, obs, noise, 0.3).tolist() == [0, 1, 2, 2]
+    assert dqn.act(q_values, obs, noise, 0.0).tolist() == [2, 2, 2, 2]
     for num_actions in range(1, 40):  # the largest number below 1 that torch.rand gives stays inside
-        last = Table([[0.0] * num_actions])
-        assert dqn.act(last, obs[:1], noise[3:], torch.tensor(1.0)).item() == num_actions - 1
+        last = dqn.act(lambda obs: np.zeros((1, num_actions)), obs[:1], noise[3:], 1.0)  # noqa: B023
+        assert last.item() == num_actions - 1
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_what_acts_are_the_networks_own_parameters(dueling):
+    """On arrays as on tensors, of float64 too, after the parameters have moved in place, and of a loaded state."""
+    network = network_of(5, 3, (16, 8), dueling, seed=2)
+    q_values, obs = network.on_arrays(), torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
+    for change in (lambda p: p, lambda p: p.data.mul_(1.5), lambda p: p.data.sub_(0.1)):
+        for parameter in network.parameters():
+            change(parameter)
+        expected = network(obs).detach().numpy()
+        np.testing.assert_allclose(q_values(obs.numpy()), expected, rtol=1e-5, atol=1e-6)
+        assert q_values(obs.double().numpy()).dtype == np.float32
+    other = network_of(5, 3, (16, 8), dueling, seed=9)
+    network.load_state_dict(other.state_dict())
+    np.testing.assert_allclose(q_values(obs.numpy()), other(obs).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_exploring_is_uniform_and_differs_between_environments():
@@ -291,7 +307,7 @@ def test_exploring_is_uniform_and_differs_between_environments():
     actions = []
     while state.global_step < args.total_timesteps:
         dqn.collect(state, envs, lambda *a: actions.append(dqn.act(*a)) or actions[-1], args)
-    table = torch.stack(actions).double()  # [2000, 3]
+    table = torch.from_numpy(np.stack(actions)).double()  # [2000, 3]
     counts = torch.bincount(table.long().flatten(), minlength=3)
     assert (counts / 2000 - 1).abs().max() < 4 * (2 / 9 * 6000) ** 0.5 / 2000  # four standard errors
     correlations = torch.corrcoef(table.T) - torch.eye(3)
@@ -588,7 +604,7 @@ def test_compiled_equals_eager_over_200_calls(prioritized):
     switches = {"double": True, "dueling": True, "n_step": 3, "loss": "huber"} if prioritized != "none" else {}
     args = args_for(total_timesteps=328, updates_per_step=1.0, num_envs=1, prioritized=prioritized, **switches)
     eager, eager_metrics = train(args)
-    compiled, metrics = train(args, compile_function(dqn.act, True), compile_function(dqn.update_step, True))
+    compiled, metrics = train(args, update_step=compile_function(dqn.update_step, True))
     assert len(metrics) == compiled.updates == eager.updates == 200 and compiled.target_updates == 3
     initial = start(args)[1].online.state_dict()
     for one, two in ((eager.online, compiled.online), (eager.target, compiled.target)):

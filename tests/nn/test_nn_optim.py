@@ -1,9 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from cleanrl_zoo.nn import Adam, RMSprop, clip_grad_norm, mlp
+from cleanrl_zoo.nn import Adam, RMSprop, clip_grad_norm, mlp, mlp_on_arrays
 
 
 def test_first_adam_step_by_hand():
@@ -126,3 +127,16 @@ def test_mlp_refuses_in_one_line(kwargs):
     with pytest.raises(ValueError) as error:
         mlp(**kwargs)
     assert "\n" not in str(error.value)
+
+
+def test_mlp_on_arrays_reads_the_networks_own_memory():
+    """2·relu(x₁ − x₂ + 1) − 3 by hand, then with the last weight changed in place."""
+    net = mlp([2, 1, 1], "relu")
+    for parameter, value in zip(net.parameters(), ([[1.0, -1.0]], [1.0], [[2.0]], [-3.0]), strict=True):
+        parameter.data.copy_(torch.tensor(value))
+    function, obs = mlp_on_arrays(net), np.array([[1.0, 0.5], [0.0, 4.0]])
+    assert function(obs).tolist() == [[0.0], [-3.0]] and function(obs).dtype == np.float32
+    net[2].weight.data.fill_(4.0)
+    assert function(obs).tolist() == [[3.0], [-3.0]]
+    with pytest.raises(ValueError, match="Tanh"):
+        mlp_on_arrays(mlp([2, 1, 1], "tanh"))

@@ -1,5 +1,7 @@
 import shutil
 
+import torch
+
 from cleanrl_zoo.run.compiling import compile_function, resolve_compile
 
 
@@ -23,3 +25,33 @@ def test_the_compiler_is_the_one_that_torch_takes(monkeypatch):
 
 def test_not_enabled_means_untouched():
     assert compile_function(len, False) is len
+
+
+def test_compiled_code_sees_new_shapes_flags_and_parameters():
+    """What is not looked at again are global names and torch's own layers' attributes, and nothing else."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.factor = torch.nn.Linear(1, 1, bias=False), 2.0
+
+        def forward(self, x):
+            return self.factor * self.layer(x)
+
+    net = Twice()
+    net.layer.weight.data.fill_(1.0)
+    function = compile_function(lambda net, x, plus: net(x) + 1 if plus else net(x), True)
+    x = torch.ones(1, 1)
+    with torch.no_grad():
+        assert function(net, x, False).tolist() == [[2.0]]
+        assert function(net, torch.ones(2, 1), False).tolist() == [[2.0], [2.0]]
+        assert function(net, x, True).tolist() == [[3.0]]
+        net.layer.weight.data.fill_(5.0)
+        assert function(net, x, False).tolist() == [[10.0]]
+        net.layer = torch.nn.Linear(1, 1, bias=False)
+        net.layer.weight.data.fill_(7.0)
+        assert function(net, x, False).tolist() == [[14.0]]
+        net.factor = 3.0
+        assert function(net, x, False).tolist() == [[21.0]]
+        assert function(net, x.double().float(), False).dtype == torch.float32
+    assert function(net, x, False).requires_grad
