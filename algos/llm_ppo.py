@@ -120,6 +120,9 @@ class Args(LanguageArgs):
         if self.batch_size % self.num_minibatches:
             batch = f"{self.batch_size} completions (--num-prompts {self.num_prompts} × --group-size {self.group_size})"
             raise ValueError(f"--num-minibatches {self.num_minibatches}: must divide the {batch}")
+        if self.kl_target is not None and self.batch_size >= 5 * self.kl_horizon:
+            batch = f"a batch, which has {self.batch_size} completions"
+            raise ValueError(f"--kl-horizon {self.kl_horizon}: must be more than a fifth of {batch}")
         if self.kl_target is not None and self.kl_coef == 0:
             raise ValueError("--kl-coef 0: with --kl-target it is multiplied by a factor; give a number above 0")
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cleanrl_zoo.core.kl import categorical_kl
-from cleanrl_zoo.core.shapes import check_broadcast
+from cleanrl_zoo.core.shapes import check_broadcast, chosen
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -66,9 +66,7 @@ class Categorical:
 
     def log_prob(self, action: Tensor) -> Tensor:
         """action [...] of integers -> [...]. Raises ValueError unless it has one dimension fewer than the logits."""
-        index = action.long().unsqueeze(-1)
-        check_broadcast(logits=self.logits, action=index)
-        return self.logits.gather(-1, index).squeeze(-1)
+        return chosen(self.logits, action, "logits")
 
     def entropy(self) -> Tensor:
         """−Σ_a p log p."""

@@ -51,7 +51,8 @@ class AdaptiveKL:
     double_halve  coef × 2 if KL > 1.5 target, ÷ 2 if KL < target / 1.5 (PPO, Schulman et al. 2017, section 4)
     proportional  coef × (1 + clip(KL/target − 1, ±0.2) · n/horizon) for n new samples (Ziegler et al. 2019, sec. 2.2)
 
-    ``horizon`` counts samples as ``n`` does. Raises ValueError for an unknown rule or settings that are not positive.
+    ``horizon`` counts samples as ``n`` does; one update takes fewer than five horizons, at which the coefficient would
+    become 0 or negative. Raises ValueError for an unknown rule or settings that are not positive.
     """
 
     def __init__(self, target: float, coef: float, rule: str = "double_halve", horizon: float | None = None) -> None:
@@ -66,9 +67,14 @@ class AdaptiveKL:
         self.target, self.coef, self.rule, self.horizon = target, float(coef), rule, horizon
 
     def update(self, kl: float | Tensor, n: int = 1) -> float:
-        """Move the coefficient by one measured mean KL over n samples; returns the new coefficient."""
+        """Move the coefficient by one measured mean KL over n samples; returns the new coefficient.
+
+        Raises ValueError for as many samples as five horizons.
+        """
         ratio = float(kl) / self.target
         if self.rule == "proportional":
+            if n >= 5 * self.horizon:
+                raise ValueError(f"{n} samples against a horizon of {self.horizon}: must be fewer than five horizons")
             self.coef *= 1 + min(max(ratio - 1, -0.2), 0.2) * n / self.horizon
         elif ratio > 1.5:
             self.coef *= 2

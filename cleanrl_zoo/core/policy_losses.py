@@ -4,6 +4,8 @@ Nothing is detached, whitened or reduced here: ``old_logprob`` and ``advantage``
 ``core.reduce.aggregate`` (or a mean) makes the scalar.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ def clipped_surrogate(
     Raises ValueError for dual_clip <= 1 and for different ranks.
     """
     check_broadcast(logprob=logprob, old_logprob=old_logprob, advantage=advantage)
-    ratio = torch.exp(logprob - old_logprob)
+    ratio = _ratio(logprob, old_logprob)
     loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is None:
         return loss
@@ -50,7 +52,7 @@ def kl_penalized_surrogate(
     ``kl`` is the per-element KL(π_old‖π) with its graph. Raises ValueError for different ranks.
     """
     check_broadcast(logprob=logprob, old_logprob=old_logprob, advantage=advantage, kl=kl)
-    return -advantage * torch.exp(logprob - old_logprob) + kl_coef * kl
+    return -advantage * _ratio(logprob, old_logprob) + kl_coef * kl
 
 
 def sequence_logratio(logprob: Tensor, old_logprob: Tensor, mask: Tensor, per_token: bool = False) -> Tensor:
@@ -104,3 +106,9 @@ def tapered_pg(logprob: Tensor, behavior_logprob: Tensor, advantage: Tensor, mas
     logratio = torch.where(keep, logprob.detach() - behavior_logprob, 0.0).sum(-1, keepdim=True)  # [B, 1]
     weight = torch.where(advantage < 0, torch.exp(logratio).clamp(max=cap), 1.0)
     return policy_gradient(torch.where(keep, logprob, 0.0), torch.where(keep, weight * advantage, 0.0))
+
+
+def _ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
+    """exp(logprob − old_logprob), finite where it would overflow: else a clipped or masked element, whose gradient is
+    0, would have 0 · inf."""
+    return torch.exp((logprob - old_logprob).clamp(max=math.floor(math.log(torch.finfo(logprob.dtype).max))))

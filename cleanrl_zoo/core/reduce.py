@@ -42,7 +42,8 @@ def aggregate(
 
     ``denominator`` is the TOTAL divisor of the whole optimizer step, over all micro-batches and ranks. Given that, the
     sum of the parts' results is the whole's, however the batch was split. A row without tokens adds 0 and counts in B.
-    Raises ValueError for an unknown mode, a missing or non-positive denominator, or different ranks.
+    Raises ValueError for an unknown mode, a denominator that is missing or a number that is not positive (a tensor is
+    not looked at), or different ranks.
     """
     if mode not in AGGREGATE_MODES:
         raise ValueError(f"aggregate mode {mode!r} is unknown; choose one of {', '.join(AGGREGATE_MODES)}")

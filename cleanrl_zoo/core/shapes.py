@@ -1,5 +1,6 @@
 """Shape checks shared by the formulas. They read shapes only, so they cost little and pass through torch.compile."""
 
+import torch
 from torch import Tensor
 
 
@@ -28,6 +29,19 @@ def check_equal(**tensors: Tensor) -> None:
     for shape in shapes:
         if shape != shapes[0]:
             raise ValueError(f"shapes differ: {_listed(tensors)}; all of them must have the same shape")
+
+
+def chosen(table: Tensor, index: Tensor, name: str) -> Tensor:
+    """table[..., index] for one number per row: table [..., A], integers [...] -> [...]; size-1 dimensions broadcast.
+
+    `name` is the table's in the error. Raises ValueError unless index has one dimension fewer than the table.
+    """
+    column = index.long().unsqueeze(-1)
+    check_broadcast(**{name: table, "action": column})
+    if table.shape[:-1] != index.shape:  # gather does not broadcast: it would read the first rows only
+        rows = torch.broadcast_shapes(table.shape[:-1], index.shape)
+        table, column = table.expand(*rows, -1), column.expand(*rows, 1)
+    return table.gather(-1, column).squeeze(-1)
 
 
 def _listed(tensors: dict[str, Tensor | None]) -> str:

@@ -8,7 +8,7 @@ Nothing is detached: call these under ``torch.no_grad()``. All raise ValueError 
 import torch
 from torch import Tensor, nn
 
-from cleanrl_zoo.core.shapes import check_broadcast
+from cleanrl_zoo.core.shapes import check_broadcast, chosen
 
 
 def q_target(reward: Tensor, next_q: Tensor, terminated: Tensor, gamma: float | Tensor) -> Tensor:
@@ -28,9 +28,7 @@ def sarsa_target(
     reward: Tensor, next_q: Tensor, next_action: Tensor, terminated: Tensor, gamma: float | Tensor
 ) -> Tensor:
     """r + γ(1 − term) Q(s', a') for the action a' that is taken next (Sutton & Barto eq. 6.7)."""
-    chosen = next_action.long().unsqueeze(-1)  # [B, 1]
-    check_broadcast(next_q=next_q, next_action=chosen)
-    return _bootstrap(reward, next_q.gather(-1, chosen).squeeze(-1), terminated, gamma)
+    return _bootstrap(reward, chosen(next_q, next_action, "next_q"), terminated, gamma)
 
 
 def expected_sarsa_target(

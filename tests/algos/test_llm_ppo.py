@@ -429,6 +429,7 @@ def test_a_resumed_run_is_bit_equal(in_tmp, extra):
         (["--num-minibatches", "5"], ["--num-minibatches 5", "16 completions"]),
         (["--top-p", "0.9"], ["--top-p 0.9", "exact"]),
         (["--kl-coef", "0", "--kl-target", "1"], ["--kl-coef 0", "above 0"]),
+        (["--kl-horizon", "1", "--kl-target", "1"], ["--kl-horizon 1", "more than a fifth"]),
         (["--gae-lambda", "1.5"], ["--gae-lambda 1.5", "at most 1"]),
         (["--model", "no/such/folder/here"], ["no/such/folder/here"]),
         (["--reward-model", "no/such/folder/here"], ["no/such/folder/here"]),

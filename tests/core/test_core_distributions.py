@@ -14,6 +14,13 @@ def close(actual, expected):
     torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
+def test_categorical_log_prob_broadcasts_size_1_dimensions():
+    """p = (¼, ¾) in every row; one action for all rows, and one row for all actions."""
+    logits = tensor([0, math.log(3)])
+    close(Categorical(logits.expand(4, 2)).log_prob(torch.tensor([1])), [math.log(0.75)] * 4)
+    close(Categorical(logits).log_prob(torch.tensor([1, 0, 1])), [math.log(0.75), math.log(0.25), math.log(0.75)])
+
+
 def test_diag_gaussian_by_hand():
     # mean (0, 1), std (1, 2), action (1, 1): -1/2 - 0 - log 2 - log 2pi
     gaussian = DiagGaussian(tensor([0, 1]), tensor(0, math.log(2)))  # log_std [A] is shared by the rows

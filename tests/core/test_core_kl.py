@@ -99,6 +99,14 @@ def test_adaptive_coefficient_proportional():
     assert adaptive.update(0.0, 256) == pytest.approx(0.2 * 0.99488, abs=1e-12)
 
 
+def test_adaptive_coefficient_stays_positive():
+    """Of a horizon of 10 at a KL of 0, 49 samples leave 1 − 0.2 · 4.9 = 0.02 of the coefficient; 50 would leave 0."""
+    adaptive = AdaptiveKL(target=1.0, coef=1.0, rule="proportional", horizon=10)
+    assert adaptive.update(0.0, 49) == pytest.approx(0.02)
+    with pytest.raises(ValueError, match="50 samples against a horizon of 10"):
+        adaptive.update(0.0, 50)
+
+
 def test_adaptive_coefficient_resumes():
     first = AdaptiveKL(target=0.01, coef=1.0)
     first.update(1.0)

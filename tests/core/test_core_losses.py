@@ -29,6 +29,18 @@ def test_policy_gradient():
     close(gradient, [-3, 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ratio_that_overflows_leaves_no_nan(dtype):
+    """e^1000 at A = 1 is clipped: loss −1.2, gradient 0. At A = 0 the loss is 0. With a dual clip of 3 at A = −1: 3."""
+    logprob, old = torch.full((3,), 1000.0, dtype=dtype), torch.zeros(3, dtype=dtype)
+    advantage = torch.tensor([1.0, 0.0, -1.0], dtype=dtype)
+    loss, gradient = value_and_gradient(clipped_surrogate, logprob, old, advantage, dual_clip=3.0)
+    torch.testing.assert_close(loss, torch.tensor([-1.2, 0.0, 3.0], dtype=dtype))
+    assert gradient.tolist() == [0.0, 0.0, 0.0]
+    loss, gradient = value_and_gradient(kl_penalized_surrogate, logprob, old, 0 * advantage, old, 1.0)
+    assert loss.tolist() == gradient.tolist() == [0.0, 0.0, 0.0]
+
+
 def test_clipped_surrogate_by_hand():
     # ratio r and advantage A, band [.8, 1.2]; the loss is -min(rA, clip(r)A), its gradient in log-prob -rA or 0
     # r 1.5, A  1: min(1.5, 1.2) -> -1.2, clipped     r 1.5, A -1: min(-1.5, -1.2) -> 1.5, gradient  1.5

@@ -32,6 +32,15 @@ def test_q_target():
     close(q_target(REWARD, NEXT_Q, tensor(0, 0), tensor(0.5, 0.25)), [3.5, 2.25])
 
 
+def test_size_1_dimensions_broadcast_where_an_action_chooses():
+    """One next action for all rows, and one row of values for all actions: r + ½ Q(a')."""
+    going = torch.tensor([False, False])
+    next_q = tensor([5, 2], [7, 3])
+    close(sarsa_target(REWARD, next_q, torch.tensor([1]), going, 0.5), [2, 2.5])
+    close(sarsa_target(REWARD, next_q[:1], torch.tensor([0, 1]), going, 0.5), [3.5, 2])
+    close(double_q_target(REWARD, tensor([9, 0]), next_q, going, 0.5), [3.5, 4.5])
+
+
 def test_double_q_target_selects_online_and_evaluates_with_the_target():
     online = tensor([0, 9], [0, 9])
     close(double_q_target(REWARD, online, NEXT_Q, TERMINATED, 0.5), [2, 1])  # action 1: 1 + .5 * 2
