@@ -46,7 +46,7 @@ from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, nature_cnn
 from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
-from cleanrl_zoo.run.arguments import check, check_divides_batch
+from cleanrl_zoo.run.arguments import check, check_divides_batch, check_game_flags
 
 
 @dataclass
@@ -251,6 +251,7 @@ def main(args: Args) -> None:
     sticky = {"repeat_action_probability": args.repeat_action_probability} if game else {}
     learning = {**sticky, "episodic_life": args.episodic_life} if game else {}
     with usage_errors():
+        check_game_flags(args, game)
         envs = make_vec(args.env, args.num_envs, args.seed, args.vec, threads=args.env_threads, env_kwargs=learning)
         check_spaces(envs, "discrete", frames=True)
         eval_envs = make_vec(args.env, args.eval_episodes, args.seed, args.vec, EVAL_STREAM, args.env_threads, sticky)

@@ -47,6 +47,8 @@ class Replay:
             per step and starts anew in any way; each frame is stored once.
         device: where batches are delivered; the store itself is in main memory.
 
+    Memory is taken once, but for a record of each episode that ended in the store: the queue of these grows as needed.
+
     Use: `begin(obs)` with the first observations, then `add(action, step)` after each step.
 
     Raises:
@@ -152,6 +154,8 @@ class Replay:
             f"replay: {capacity:,} transitions, {str(obs_dtype).removeprefix('torch.')} {kind}, each stored once: "
             f"{capacity:,} × {each:,} bytes = {_gigabytes(capacity * each)}, {_gigabytes(total)} with the rest"
         )
+        if frame_stack:  # few thousands of them are a percent, but games of short lives have more
+            text += f", and {each * obs_shape[0]:,} bytes for each end of an episode in it"
         available = available_memory() if available is None else available
         if available is not None and total > available:
             free = f"only {_gigabytes(available)} of memory are free"
@@ -160,7 +164,7 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the store takes: as `plan` predicts, until more than 64 ends of episodes have to be kept."""
+        """Bytes that the store takes: as `plan` predicts, and more with the ends of episodes beyond the first 64."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def __len__(self) -> int:
@@ -243,10 +247,20 @@ class Replay:
         self._next_record += len(envs)
 
     def _make_room(self, more: int) -> None:
-        """Lets the queue of records grow to hold `more` beside those that are still needed."""
+        """Lets the queue of records grow by a half, to hold `more` beside those that are still needed.
+
+        Raises:
+            MemoryError: when the memory is not there.
+        """
         live = np.arange(self._first_record, self._next_record)
         if len(live) + more > len(self._records):
-            size = 2 * (len(live) + more)
+            size = 3 * (len(live) + more) // 2
+            needed, available = size * self._records[0].nbytes, available_memory()
+            if available is not None and needed > available:
+                raise MemoryError(
+                    f"the replay needs {_gigabytes(needed)} for the ends of {size:,} episodes, only "
+                    f"{_gigabytes(available)} of memory are free; start with a smaller --buffer-size"
+                )
             larger = np.zeros((size, *self._records.shape[1:]), self._records.dtype)
             larger[live % size] = self._records[live % len(self._records)]
             self._arrays["records"] = larger

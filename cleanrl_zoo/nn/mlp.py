@@ -48,19 +48,19 @@ def mlp(
 
 
 def mlp_on_arrays(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
-    """The function of a chain of linear layers and relu, from arrays [B, D] to float32 [B, out], computed by NumPy.
+    """The function of a chain of float32 linear layers and relu, from arrays [B, D] to [B, out], computed by NumPy.
 
     It reads the network's own memory, so that later changes of the parameters in place are seen. For the few
     observations that one step acts on: a call of torch takes several times as long before it computes, and drives what
     the rest of the step needs out of the processor's caches.
 
     Raises:
-        ValueError: where a layer is something else.
+        ValueError: where a layer is something else, or has no bias.
     """
     layers: list[tuple[np.ndarray, np.ndarray] | None] = []
     for layer in network:
-        if not isinstance(layer, nn.Linear | nn.ReLU):
-            raise ValueError(f"a layer {type(layer).__name__}: allowed are Linear and ReLU")
+        if not isinstance(layer, nn.Linear | nn.ReLU) or getattr(layer, "bias", True) is None:
+            raise ValueError(f"a layer {layer}: allowed are Linear with a bias and ReLU")
         is_linear = isinstance(layer, nn.Linear)
         layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy()) if is_linear else None)
 

@@ -41,7 +41,7 @@ class RunArgs:
     threads: int = 1
     """torch threads on the CPU; two are slower than one for small networks"""
     compile: bool = True
-    """compile the policy and the minibatch step (on the CPU by a C++ compiler; takes seconds at the start)"""
+    """compile what is called most (on the CPU by a C++ compiler; takes seconds at the start)"""
     track: bool = False
     """log to Weights & Biases as well"""
     log_every: int = 2000
@@ -242,6 +242,16 @@ def check_learning_starts(args: Any) -> None:
     if args.learning_starts >= args.total_timesteps:
         total = f"--total-timesteps {args.total_timesteps}"
         raise ValueError(f"--learning-starts {args.learning_starts}: must be below {total}, or nothing is learned")
+
+
+def check_game_flags(args: Any, is_game: bool) -> None:
+    """Raises ValueError where a flag that only Atari's engine understands is given for another environment."""
+    for name in ("repeat_action_probability", "episodic_life"):
+        value, default = getattr(args, name), getattr(type(args), name)
+        if not is_game and value != default:
+            given = f"{flag('no_' + name)}" if value is False else f"{flag(name)} {value}"
+            here = f"--env {args.env} with --vec {args.vec}"
+            raise ValueError(f"{given}: only for games of Atari's own engine, not for {here}; leave it out")
 
 
 def check_divides_batch(args: Any, name: str) -> None:

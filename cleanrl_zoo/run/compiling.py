@@ -31,10 +31,10 @@ def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> 
 
     On the CPU through the C++ wrapper; on CUDA as CUDA graphs. `torch.autograd.grad` inside the graph is traced
     (`trace_autograd_ops`), which is what lets one graph hold loss, gradient and optimizer step. Shapes are static:
-    another batch size compiles anew. Global names and the attributes of torch's own layers are taken as the first call
-    finds them and not looked at again, which is a tenth of the time of a small update. Each compiled function counts
-    its own compilations, so that a process may make as many runs as it likes: torch's limit of eight is per function,
-    and every `no_grad` wrapper is one and the same.
+    another batch size compiles anew. Global names and the settings of torch's own layers (not their parameters) are
+    taken as the first call finds them and not looked at again, which is a tenth of the time of a small update. Each
+    compiled function counts its own compilations, so that a process may make as many runs as it likes: torch's limit
+    of eight is per function, and every `no_grad` wrapper is one and the same.
     """
     if not enabled:
         return function
@@ -52,12 +52,14 @@ def compile_function(function: Callable, enabled: bool, device: str = "cpu") -> 
 
 
 def _guards_that_can_fail(guards: Sequence[Any]) -> list[bool]:
-    """Which of the compiler's conditions are tested at each call: all but those on global names and built-in layers."""
+    """Which of the compiler's conditions are tested at each call: those on tensors, and all but those on global names
+    and torch's own layers."""
     import torch
 
     not_global = torch.compiler.skip_guard_on_globals_unsafe(guards)
     not_layers = torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe(guards)
-    return [one and other for one, other in zip(not_global, not_layers, strict=True)]
+    rest = zip(guards, not_global, not_layers, strict=True)
+    return [guard.guard_type == "TENSOR_MATCH" or (one and other) for guard, one, other in rest]
 
 
 def fold(body: Callable, carry: tuple, rows: tuple) -> tuple:

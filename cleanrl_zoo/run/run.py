@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from cleanrl_zoo.run.alarms import Alarms
@@ -78,6 +79,7 @@ class Run:
         self.compile = resolve_compile(args.compile, args.device)
         self._check_boundaries()
         torch.set_num_threads(args.threads)
+        threadpool_limits(args.threads, "blas")  # NumPy's, which asks for every core otherwise
         if args.device.startswith("cuda"):  # resuming is bit-equal only with deterministic kernels
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -422,6 +424,10 @@ class Run:
         if isinstance(error, NonFinite):
             advice = f"; try a smaller {flag('learning_rate')}" if "losses/" in str(error) else ""
             self.progress.message(f"error: {error} at {self.args.words.unit[:-1]} {self.global_step:,}; {last}{advice}")
+            sys.exit(1)
+        if isinstance(error, MemoryError):
+            where = f"{self.args.words.unit[:-1]} {self.global_step:,}"
+            self.progress.message(f"error: out of memory at {where}: {error}; {last}")
             sys.exit(1)
         if isinstance(error, OSError) and error.filename is not None and str(self.run_dir) in str(error.filename):
             self.progress.message(f"error: {error.filename}: {error.strerror}; {last}; go on with: {resume}")

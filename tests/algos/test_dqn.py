@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from algo_helpers import ROOT, assert_as_recorded, assert_same_run, load_algorithm
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 from torch.nn.functional import linear, relu
 
@@ -100,12 +101,24 @@ def test_nan_from_the_environment_is_told_apart(in_tmp, monkeypatch, capsys):
     assert stop.value.code == 1 and "rewards holds NaN" in err and "--learning-rate" not in err
 
 
+def test_memory_that_runs_out_is_told_in_one_line(in_tmp, monkeypatch, capsys):
+    def greedy(*_):
+        raise MemoryError("the replay needs more")
+
+    monkeypatch.setattr(dqn, "collect", greedy)
+    with pytest.raises(SystemExit) as stop:
+        dqn.main(args_for(run_dir="a"))
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and "out of memory at step 0: the replay needs more; no checkpoint yet" in err
+
+
 @each_replay
 def test_a_run_that_diverges_says_so_in_one_line(in_tmp, capsys, prioritized):
     with pytest.raises(SystemExit) as stop:
-        dqn.main(args_for(run_dir="a", learning_rate=1e30, prioritized=prioritized))
-    err = capsys.readouterr().err.splitlines()[-1]
+        dqn.main(args_for(run_dir="a", learning_rate=1e30, prioritized=prioritized, dueling=prioritized == "rank"))
+    *before, err = capsys.readouterr().err.splitlines()
     assert stop.value.code == 1 and "losses/qf_loss is" in err and "--learning-rate" in err
+    assert not any("note" in line for line in before), before  # nor NumPy's warnings
 
 
 def test_the_replays_memory_is_told_before_it_is_taken(in_tmp, capsys):
@@ -247,6 +260,18 @@ def test_with_tau_the_slow_copy_follows_slowly(monkeypatch):
 # Exploration
 
 
+def test_numpy_has_as_many_threads_as_torch(in_tmp, monkeypatch):
+    """It would take every core for a wide layer, whose sums then depend on how many there are."""
+    before = threadpool_info()
+    seen = []
+    real = dqn.collect
+    monkeypatch.setattr(dqn, "collect", lambda *a: seen.append(threadpool_info()) or real(*a))
+    with threadpool_limits(2, "blas"):
+        dqn.main(args_for(run_dir="a", total_timesteps=132))
+    blas = [library["num_threads"] for library in seen[0] if library["user_api"] == "blas"]
+    assert blas and set(blas) == {1} and len(blas) == sum(library["user_api"] == "blas" for library in before)
+
+
 def test_epsilon_falls_from_its_start_to_its_end():
     """Over half of 1,000 steps from 0.8 to 0.2: 0.8 − 0.6 · 100/500 = 0.68 at step 100; 1 during the warm-up."""
     args = args_for(
@@ -264,9 +289,9 @@ def test_epsilon_in_force_is_that_of_the_step():
         envs, state = start(args)
         seen = []
 
-        def act(q_values, obs, noise, epsilon, seen=seen):
+        def act(preferences, obs, noise, epsilon, seen=seen):
             seen.append(epsilon)
-            return dqn.act(q_values, obs, noise, epsilon)
+            return dqn.act(preferences, obs, noise, epsilon)
 
         while state.global_step < 60:
             dqn.collect(state, envs, act, args)
@@ -276,10 +301,10 @@ def test_epsilon_in_force_is_that_of_the_step():
 
 def test_act_is_greedy_but_for_a_share_epsilon():
     """Q says action 2 of 3. The first noise decides whether, the second which: [0, ⅓) is 0, [⅓, ⅔) is 1, the rest 2."""
-    q_values, obs = (lambda obs: np.tile([0.0, 1.0, 2.0], (len(obs), 1))), np.zeros((4, 1))
+    preferences, obs = (lambda obs: np.tile([0.0, 1.0, 2.0], (len(obs), 1))), np.zeros((4, 1))
     noise = np.array([[0.29, 0.0], [0.29, 0.34], [0.31, 0.0], [0.0, 1 - 2**-24]], np.float32)
-    assert dqn.act(q_values, obs, noise, 0.3).tolist() == [0, 1, 2, 2]
-    assert dqn.act(q_values, obs, noise, 0.0).tolist() == [2, 2, 2, 2]
+    assert dqn.act(preferences, obs, noise, 0.3).tolist() == [0, 1, 2, 2]
+    assert dqn.act(preferences, obs, noise, 0.0).tolist() == [2, 2, 2, 2]
     for num_actions in range(1, 40):  # the largest number below 1 that torch.rand gives stays inside
         last = dqn.act(lambda obs: np.zeros((1, num_actions)), obs[:1], noise[3:], 1.0)  # noqa: B023
         assert last.item() == num_actions - 1
@@ -287,18 +312,23 @@ def test_act_is_greedy_but_for_a_share_epsilon():
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_what_acts_are_the_networks_own_parameters(dueling):
-    """On arrays as on tensors, of float64 too, after the parameters have moved in place, and of a loaded state."""
-    network = network_of(5, 3, (16, 8), dueling, seed=2)
-    q_values, obs = network.on_arrays(), torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
-    for change in (lambda p: p, lambda p: p.data.mul_(1.5), lambda p: p.data.sub_(0.1)):
-        for parameter in network.parameters():
-            change(parameter)
-        expected = network(obs).detach().numpy()
-        np.testing.assert_allclose(q_values(obs.numpy()), expected, rtol=1e-5, atol=1e-6)
-        assert q_values(obs.double().numpy()).dtype == np.float32
-    other = network_of(5, 3, (16, 8), dueling, seed=9)
-    network.load_state_dict(other.state_dict())
-    np.testing.assert_allclose(q_values(obs.numpy()), other(obs).detach().numpy(), rtol=1e-5, atol=1e-6)
+    """The greedy action on arrays is the network's, of float64 observations too, after its parameters have moved in
+    place and after it has loaded others; without dueling the numbers themselves are."""
+    network, other = (network_of(5, 3, (16, 8), dueling, seed) for seed in (2, 9))
+    preferences, obs = network.preferences(), torch.randn(200, 5, generator=torch.Generator().manual_seed(1))
+    seen = []
+    for change in (
+        lambda: None,
+        lambda: network.head[0].weight.data.neg_(),
+        lambda: network.load_state_dict(other.state_dict()),
+    ):
+        change()
+        q_value, found = network(obs).detach().numpy(), preferences(obs.double().numpy())
+        assert found.dtype == np.float32 and (found.argmax(-1) == q_value.argmax(-1)).all()
+        if not dueling:
+            np.testing.assert_allclose(found, q_value, rtol=1e-5, atol=1e-6)
+        seen.append(found)
+    assert all((one.argmax(-1) != two.argmax(-1)).any() for one, two in zip(seen, seen[1:], strict=False))
 
 
 def test_exploring_is_uniform_and_differs_between_environments():

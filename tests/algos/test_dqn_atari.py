@@ -41,6 +41,8 @@ ALL = {"double": True, "dueling": True, "prioritized": "proportional", "n_step":
         (["--channels", "4", "4"], ["--channels"]),
         (["--hidden", "0"], ["--hidden 0", "at least 1"]),
         (["--repeat-action-probability", "1.5"], ["--repeat-action-probability 1.5", "at most 1"]),
+        (["--repeat-action-probability", "0.25"], ["--repeat-action-probability 0.25", "probe/MatchFrames-v0"]),
+        (["--no-episodic-life"], ["--no-episodic-life", "probe/MatchFrames-v0"]),
         (["--prioritized", "sometimes"], ["--prioritized", "proportional"]),
         (["--n-step", "0"], ["--n-step 0", "at least 1"]),
         (["--learning-starts", "1024"], ["--learning-starts 1024", "below --total-timesteps 1024"]),
@@ -155,6 +157,17 @@ def test_as_many_updates_with_one_as_with_four_games(num_envs, monkeypatch):
         dqn.update(state, lambda *_: calls.append("update") or result, args)
         assert calls.count("update") == max(0, (state.global_step - 20) // 4)
         assert calls.count("target") == state.global_step // 7
+
+
+def test_updates_wait_for_their_multiple():
+    """With --update-every 16 and ½ an update per step eight at steps 32, 48, ... for a warm-up of 16, none between."""
+    args = args_for(num_envs=2, updates_per_step=0.5, update_every=16, learning_starts=16)
+    envs, state = start(args)
+    result = torch.zeros(len(dqn.STATS)), torch.zeros(32)
+    while state.global_step < 70:
+        dqn.collect(state, envs, dqn.act, args)
+        dqn.update(state, lambda *_: result, args)
+        assert state.updates == 8 * max(0, (state.global_step - 16) // 16)
 
 
 @pytest.mark.parametrize("clip_rewards, reward", [(True, 0.75), (False, 29.0)])

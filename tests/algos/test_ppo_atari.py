@@ -48,6 +48,8 @@ def collected(**changes):
         (["--channels", "4", "4"], ["--channels"]),
         (["--hidden", "0"], ["--hidden 0", "at least 1"]),
         (["--repeat-action-probability", "1.5"], ["--repeat-action-probability 1.5", "at most 1"]),
+        (["--repeat-action-probability", "0.25"], ["--repeat-action-probability 0.25", "probe/MatchFrames-v0"]),
+        (["--no-episodic-life"], ["--no-episodic-life", "probe/MatchFrames-v0"]),
         (["--clip-coef", "0"], ["--clip-coef 0", "above 0"]),
     ],
 )

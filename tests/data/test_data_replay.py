@@ -215,6 +215,7 @@ def test_memory_is_told_beforehand():
     stacks = Replay.plan(10**6, 8, (4, 84, 84), (), torch.uint8, available=10**11)
     assert "frames of 84 × 84" in frames and "1,000,000 × 7,056 bytes = 7.06 GB" in frames
     assert "whole stacks" in stacks and "= 28.2 GB" in stacks
+    assert frames.endswith("and 28,224 bytes for each end of an episode in it") and "episode" not in stacks
 
 
 def test_memory_that_is_not_there_is_told_at_once(monkeypatch):
@@ -237,6 +238,22 @@ def test_memory_taken_is_the_memory_predicted(kind):
     tracemalloc.stop()
     assert replay.nbytes == predicted
     assert predicted <= measured < predicted + 20_000  # and some small objects
+
+
+def test_memory_grows_with_the_ends_of_episodes_and_no_further_than_there_is(monkeypatch):
+    """Every second step an end: 500 live records of four frames of 4 bytes in a store of 1,000 rows."""
+    replay = Replay(1000, 1, (4, 2, 2), (), 0.9, torch.uint8, frame_stack=True)
+    obs, flags = np.zeros((1, 4, 2, 2), np.uint8), (np.zeros(1, bool), np.ones(1, bool))
+    replay.begin(obs)
+    before, one = replay.nbytes, np.ones(1)
+    for t in range(3000):
+        replay.add(one, Step(obs, obs, one, flags[0], flags[t % 2]))
+    assert 16 * (500 - 64) <= replay.nbytes - before <= 16 * (1.5 * 502 - 64)
+    monkeypatch.setattr(replay_module, "available_memory", lambda: 10_000)
+    with pytest.raises(MemoryError, match="for the ends of [0-9]+ episodes, only 1e-05 GB") as error:
+        for _ in range(1000):
+            replay.add(one, Step(obs, obs, one, flags[0], flags[1]))
+    assert "\n" not in str(error.value)
 
 
 def test_available_memory_minds_the_limits_of_control_groups(tmp_path):

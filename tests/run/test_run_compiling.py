@@ -28,7 +28,7 @@ def test_not_enabled_means_untouched():
 
 
 def test_compiled_code_sees_new_shapes_flags_and_parameters():
-    """What is not looked at again are global names and torch's own layers' attributes, and nothing else."""
+    """What is not looked at again are global names and the settings of torch's own layers, and nothing else."""
 
     class Twice(torch.nn.Module):
         def __init__(self):
@@ -53,5 +53,10 @@ def test_compiled_code_sees_new_shapes_flags_and_parameters():
         assert function(net, x, False).tolist() == [[14.0]]
         net.factor = 3.0
         assert function(net, x, False).tolist() == [[21.0]]
-        assert function(net, x.double().float(), False).dtype == torch.float32
-    assert function(net, x, False).requires_grad
+        net.layer = torch.nn.Linear(2, 3, bias=False)
+        assert function(net, torch.ones(1, 2), False).shape == (1, 3)
+        net.layer = net.layer.double()
+        assert function(net, torch.ones(1, 2, dtype=torch.float64), False).dtype == torch.float64
+    assert function(net, torch.ones(1, 2, dtype=torch.float64), False).requires_grad
+    net.layer.weight.requires_grad_(False)
+    assert not function(net, torch.ones(1, 2, dtype=torch.float64), False).requires_grad
