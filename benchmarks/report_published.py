@@ -18,7 +18,11 @@ PUBLISHED = Path(__file__).with_name("published.csv")
 RETURNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "train": (
         "Mean return of the last 100 training episodes",
-        ("mean training return over last 100 episodes", "mean return over the last 100 training episodes"),
+        (
+            "mean training return over last 100 episodes",
+            "mean return over the last 100 training episodes",
+            "average training return at the end of training (window not stated)",
+        ),
     ),
     "final": (
         "Final evaluation of the deterministic policy",
@@ -68,9 +72,10 @@ def published_rows(entry: Entry, which: str, other_versions: bool = False) -> li
 
 
 def origin(row: dict[str, str], env: str) -> str:
-    """The published row's project, and its version of the environment where that is not ours."""
+    """The published row's project, its version of the environment where that is not ours, and a metric half stated."""
     version = row["env_version"]
-    return row["source_project"] + ("" if env.endswith(f"-{version}") else f", {row['env']}-{version}")
+    other = "" if env.endswith(f"-{version}") else f", {row['env']}-{version}"
+    return row["source_project"] + other + (", window not stated" if "window not stated" in row["metric"] else "")
 
 
 def spread(row: dict[str, str]) -> tuple[float, int] | None:
