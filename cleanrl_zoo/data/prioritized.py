@@ -191,7 +191,8 @@ class RankReplay(PrioritizedReplay):
 
     A rank is counted among the priorities as they were at the last `sort`, and kept until the row is given a priority
     again or all are sorted, which is done when as many priorities were given as there are transitions. (The paper
-    keeps ranks approximately in a heap, and sorts it once in 10⁶ steps.)
+    keeps ranks approximately in a heap, and sorts it once in 10⁶ steps.) Before the first sort every row has rank 1:
+    the draws are uniform until as many priorities were given as transitions are stored.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -128,6 +128,29 @@ def test_rank_based_frequencies_pass_a_chi_squared_test():
         assert (chi_squared(counts, expected / expected.sum()) < 29 + 4 * 7.6) == passes
 
 
+def test_half_way_to_the_next_sort_the_frequencies_are_near_those_of_the_true_ranks():
+    """Before the first sort: uniform. Then 15 of 30 rows get new errors from the same distribution, counted among the
+    sorted: 15 % of the draws at most would be others with the ranks among all that are stored now."""
+    replay, generator = filled(RankReplay, alpha=1.0)
+    index, _, _ = stored_rows(replay)
+    rng = np.random.default_rng(1)
+    errors = np.abs(rng.normal(size=30))
+    replay.update_priorities(index[:10], errors[:10])
+    assert np.ptp(replay.probabilities(index)) == 0.0
+    replay.update_priorities(index, errors)
+    errors[:15] = np.abs(rng.normal(size=15))
+    replay.update_priorities(index[:15], errors[:15])
+    rank = np.empty(30)
+    rank[np.argsort(-errors)] = np.arange(1, 31)
+    true = (1 / rank) / (1 / rank).sum()
+    counts, expected = counts_of(replay, generator), np.zeros(len(replay.tree.leaves))
+    expected[index] = replay.probabilities(index)
+    assert chi_squared(counts, expected) < 29 + 4 * 7.6
+    found = replay.probabilities(index)
+    assert np.abs(found - true).sum() / 2 < 0.15
+    assert np.abs(1 / 30 - true).sum() / 2 > 0.3  # a uniform draw is farther off
+
+
 def test_between_two_sorts_a_rank_is_counted_among_the_sorted():
     """Errors 1 ... 30 were sorted; 10.5 is then below 20 of them: rank 21; 99 has rank 1, as a new transition has."""
     replay, generator = filled(RankReplay, alpha=1.0, epsilon=0.0)
