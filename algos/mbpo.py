@@ -62,6 +62,7 @@ from cleanrl_zoo.nn import (
     GaussianEnsemble,
     fit,
     fit_step,
+    grad_norm,
     mlp,
     save_model,
     squashed_gaussian,
@@ -338,7 +339,7 @@ def imagine(state: TrainState, imagine_step: Callable, ended: Callable, args: Ar
 
 
 STATS = ("losses/qf_loss", "losses/qf_values", "losses/qf_real", "losses/qf_model", "losses/policy_loss",
-         "losses/entropy", "losses/alpha")  # fmt: skip
+         "losses/entropy", "losses/alpha", "losses/grad_norm")  # fmt: skip
 
 
 def mixed_batches(state: TrainState, count: int, args: Args) -> list[Batch]:
@@ -400,12 +401,14 @@ def update_step(
         target = soft_q_target(batch.reward, next_q.amin(0), next_logprob, alpha, batch.terminated, gamma)  # [B]
     q_value = agent.critics(torch.cat([batch.obs, batch.action], -1)).squeeze(-1)  # [2, B]
     q_loss = aggregate(squared_value_loss(q_value, target.expand_as(q_value)), mode="sum", denominator=len(target))
-    critic_optimizer.step(torch.autograd.grad(q_loss, critic_optimizer.parameters), learning_rate)
+    critic_grads = torch.autograd.grad(q_loss, critic_optimizer.parameters)
+    critic_optimizer.step(critic_grads, learning_rate)
 
     action, logprob = agent.policy(batch.obs).sample(noise[1])
     min_q = agent.critics(torch.cat([batch.obs, action], -1)).squeeze(-1).amin(0)  # [B]
     policy_loss = aggregate(alpha * logprob - min_q)
-    actor_optimizer.step(torch.autograd.grad(policy_loss, actor_optimizer.parameters), learning_rate)
+    actor_grads = torch.autograd.grad(policy_loss, actor_optimizer.parameters)
+    actor_optimizer.step(actor_grads, learning_rate)
 
     entropy = -logprob.detach().mean()
     alpha_loss = (agent.log_alpha.exp() * (entropy - target_entropy)).sum()  # of one number
@@ -413,7 +416,8 @@ def update_step(
     polyak_update(agent.target_critics, agent.critics, tau)
     of_real, of_model = q_value[:, :real].sum() / max(2 * real, 1), q_value[:, real:].sum()
     of_model = of_model / max(2 * (len(target) - real), 1)
-    return torch.stack([q_loss, q_value.mean(), of_real, of_model, policy_loss, entropy, alpha.squeeze()]).detach()
+    numbers = (q_loss, q_value.mean(), of_real, of_model, policy_loss, entropy, alpha.squeeze())
+    return torch.stack([*numbers, grad_norm([*critic_grads, *actor_grads])]).detach()
 
 
 def main(args: Args) -> None:

@@ -43,7 +43,7 @@ from cleanrl_zoo.core.distributions import SquashedGaussian
 from cleanrl_zoo.data.replay import Batch, Replay
 from cleanrl_zoo.envs import EVAL_STREAM, VecEnv, VecStep, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
-from cleanrl_zoo.nn import Adam, EnsembleMLP, mlp, squashed_gaussian, uniform_fan_in
+from cleanrl_zoo.nn import Adam, EnsembleMLP, grad_norm, mlp, squashed_gaussian, uniform_fan_in
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check_learning_starts
 from cleanrl_zoo.run.precision import fast_matmul
@@ -184,7 +184,8 @@ def collect(state: TrainState, envs: VecEnv, act: Callable, args: Args) -> VecSt
     return step
 
 
-STATS = ("losses/qf_loss", "losses/qf_values", "losses/policy_loss", "losses/entropy", "losses/alpha")
+STATS = ("losses/qf_loss", "losses/qf_values", "losses/policy_loss", "losses/entropy", "losses/alpha",
+         "losses/grad_norm")  # fmt: skip
 
 
 def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, Tensor]:
@@ -224,19 +225,22 @@ def update_step(
     q_value = agent.critics(torch.cat([batch.obs, batch.action], -1)).squeeze(-1)  # [2, B]
     # equation 5
     q_loss = aggregate(squared_value_loss(q_value, target.expand_as(q_value)), mode="sum", denominator=len(target))
-    critic_optimizer.step(torch.autograd.grad(q_loss, critic_optimizer.parameters), q_learning_rate)
+    critic_grads = torch.autograd.grad(q_loss, critic_optimizer.parameters)
+    critic_optimizer.step(critic_grads, q_learning_rate)
 
     action, logprob = agent.policy(batch.obs).sample(noise[1])
     min_q = agent.critics(torch.cat([batch.obs, action], -1)).squeeze(-1).amin(0)  # [B]
     policy_loss = aggregate(alpha * logprob - min_q)  # equation 9
-    actor_optimizer.step(torch.autograd.grad(policy_loss, actor_optimizer.parameters), learning_rate)
+    actor_grads = torch.autograd.grad(policy_loss, actor_optimizer.parameters)
+    actor_optimizer.step(actor_grads, learning_rate)
 
     entropy = -logprob.detach().mean()
     if target_entropy is not None:
         alpha_loss = (agent.log_alpha.exp() * (entropy - target_entropy)).sum()  # equation 18; of one number
         alpha_optimizer.step(torch.autograd.grad(alpha_loss, alpha_optimizer.parameters), q_learning_rate)
     polyak_update(agent.target_critics, agent.critics, tau)
-    return torch.stack([q_loss, q_value.mean(), policy_loss, entropy, alpha.squeeze()]).detach()
+    norm = grad_norm([*critic_grads, *actor_grads])
+    return torch.stack([q_loss, q_value.mean(), policy_loss, entropy, alpha.squeeze(), norm]).detach()
 
 
 def main(args: Args) -> None:

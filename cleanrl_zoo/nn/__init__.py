@@ -6,7 +6,7 @@ from cleanrl_zoo.nn.heads import dueling_as_linear, squashed_gaussian
 from cleanrl_zoo.nn.init import uniform_fan_in
 from cleanrl_zoo.nn.mlp import ACTIVATIONS, mlp, mlp_on_arrays
 from cleanrl_zoo.nn.model_files import load_model, save_model
-from cleanrl_zoo.nn.optim import Adam, RMSprop, clip_grad_norm
+from cleanrl_zoo.nn.optim import Adam, RMSprop, clip_grad_norm, grad_norm
 from cleanrl_zoo.nn.table import Table, epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "fit",
     "fit_step",
     "load_model",
+    "grad_norm",
     "greedy_probs",
     "mean_error",
     "mlp",

@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 
 
+def grad_norm(grads: Iterable[Tensor]) -> Tensor:
+    """Joint Euclidean norm of `grads`, a scalar."""
+    return torch.sqrt(torch.stack([grad.square().sum() for grad in grads]).sum())
+
+
 def clip_grad_norm(grads: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
     """Scales `grads` so that their joint Euclidean norm is at most `max_norm`.
 
     Returns the scaled gradients and the norm before clipping, a scalar (Pascanu et al., 2013, algorithm 1).
     """
-    norm = torch.sqrt(torch.stack([grad.square().sum() for grad in grads]).sum())
+    norm = grad_norm(grads)
     # as_strided, as in Adam below: the compiler stores this number and does not compute it anew for every few elements
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).as_strided((), ())
     return [grad * scale for grad in grads], norm
