@@ -27,6 +27,10 @@ Deviations from the paper, each with its reason:
  7. An episode cut by the time limit bootstraps from the value of its last observation; the paper does not say.
  8. A continuous action sampled outside the box is learned from as it is; only the environment's copy is clipped.
 
+The defaults serve all environments, CartPole-v1 and Acrobot-v1 too. With RL Baselines3 Zoo's settings for these two
+(rollouts of 5, λ = 1, no entropy bonus, a constant 7e-4; on CartPole-v1 8 environments, rewards as they are) the last
+100 training episodes of 500,000 steps gave 500 and −83, with these 500 and −86 (seeds 101 and 102).
+
 Run:    python algos/a2c.py --env Hopper-v4
 Expect: 889 ± 292 (last 100 training episodes, five seeds), in three to four minutes on one core.
 """
@@ -150,7 +154,7 @@ class TrainState:
         return cls(
             agent=agent,
             optimizer=RMSprop(agent.parameters(), args.rmsprop_alpha, args.rmsprop_eps),
-            reward_scaler=RewardScaler(args.num_envs, args.gamma).to(args.device),
+            reward_scaler=RewardScaler(args.num_envs, args.gamma),
             obs=envs.reset(),
             noise_generator=torch_generator(args.seed, "noise", args.device),
         )
@@ -191,22 +195,23 @@ STATS = ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/gr
 
 def update(state: TrainState, rollout: Rollout, gradient_step: Callable, args: Args) -> dict[str, Tensor]:
     """One gradient step on all that was collected."""
-    rollout, agent = rollout.to(args.device), state.agent
-    batch = (rollout.obs, rollout.final_obs, rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated)
+    # here and not in the gradient step, whose compiler would write out its loop over time step by step
+    rewards = state.reward_scaler(rollout.rewards, rollout.done) if args.scale_rewards else rollout.rewards  # [T, N]
+    rollout, rewards, agent = rollout.to(args.device), rewards.to(args.device), state.agent
+    batch = (rollout.obs, rollout.final_obs, rollout.actions, rewards, rollout.terminated, rollout.truncated)
     remaining = 1.0 - state.iteration * args.batch_size / args.total_timesteps if args.anneal_lr else 1.0
     learning_rate = torch.tensor(args.learning_rate * remaining, device=args.device)
-    scaler = state.reward_scaler if args.scale_rewards else None
     coefs = (args.gamma, args.gae_lambda, args.vf_coef, args.ent_coef, args.max_grad_norm)
     # cloned, since a replayed CUDA graph writes into the same memory again
-    stats = gradient_step(agent, state.optimizer, scaler, batch, learning_rate, *coefs).clone()
+    stats = gradient_step(agent, state.optimizer, batch, learning_rate, *coefs).clone()
     state.iteration += 1
     std = {} if agent.log_std is None else {"charts/action_std": agent.log_std.detach().exp().mean()}
     return {**dict(zip(STATS, stats.unbind(), strict=True)), "charts/learning_rate": learning_rate, **std}
 
 
 def gradient_step(
-    agent: Agent, optimizer: RMSprop, reward_scaler: RewardScaler | None, batch: tuple[Tensor, ...],
-    learning_rate: Tensor, gamma: float, gae_lambda: float, vf_coef: float, ent_coef: float, max_grad_norm: float,
+    agent: Agent, optimizer: RMSprop, batch: tuple[Tensor, ...], learning_rate: Tensor,
+    gamma: float, gae_lambda: float, vf_coef: float, ent_coef: float, max_grad_norm: float,
 ) -> Tensor:  # fmt: skip
     """Advantages, loss, gradient and one optimizer step on a whole rollout; returns the numbers named by `STATS`."""
     raw_obs, final_obs, actions, rewards, terminated, truncated = batch  # [T, N, ...]
@@ -214,8 +219,6 @@ def gradient_step(
     obs = agent.obs_norm(raw_obs)
     values = agent.value(obs)  # [T, N]
     with torch.no_grad():
-        if reward_scaler is not None:
-            rewards = reward_scaler(rewards, done)
         rewards, next_values = rewards.to(values.dtype), agent.value(agent.obs_norm(final_obs))
         advantages = gae(rewards, values, next_values, terminated, done, gamma, gae_lambda)
         returns = advantages + values

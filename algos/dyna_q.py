@@ -35,8 +35,8 @@ from torch import Tensor
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import q_target
 from cleanrl_zoo.data.episodes import Transition
-from cleanrl_zoo.envs import VecEnv, run_episodes
-from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, show
+from cleanrl_zoo.envs import VecEnv
+from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, present_world, show
 from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 from cleanrl_zoo.nn.table import RULED_OUT
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
@@ -72,11 +72,10 @@ class Args(TableArgs):
         check(self, "epsilon", at_least=0, at_most=1)
 
 
+CHANGING = {"method": "dyna_q_plus", "planning_steps": 10, "learning_rate": 1.0, "kappa": 1e-3}
 PRESETS = {
-    "blocking": {"env": "textbook/BlockingMaze-v0", "method": "dyna_q_plus", "planning_steps": 10, "learning_rate": 1.0,
-                 "kappa": 1e-3, "total_timesteps": 30_000},
-    "shortcut": {"env": "textbook/ShortcutMaze-v0", "method": "dyna_q_plus", "planning_steps": 10, "learning_rate": 1.0,
-                 "kappa": 1e-3, "total_timesteps": 60_000},
+    "blocking": {"env": "textbook/BlockingMaze-v0", **CHANGING, "total_timesteps": 30_000},
+    "shortcut": {"env": "textbook/ShortcutMaze-v0", **CHANGING, "total_timesteps": 60_000},
     "debug": {"env": "FrozenLake-v1", "total_timesteps": 2048, "num_envs": 4, "eval_episodes": 2,
               "checkpoint_every": 1024, "log_every": 512},
 }  # fmt: skip
@@ -91,16 +90,11 @@ class TrainState:
     model_next: Tensor
     model_terminated: Tensor
     tried: Tensor  # the model holds something
-    when: Tensor  # each run's step at which the pair was tried last
+    when: Tensor  # `global_step` at which the pair was tried last
     priority: Tensor  # P, 0 for pairs that do not wait
     obs: np.ndarray  # int64 [R]
     generator: torch.Generator
     global_step: int = 0
-
-    @property
-    def steps(self) -> int:
-        """Of each run."""
-        return self.global_step // len(self.q)
 
     @classmethod
     def create(cls, args: Args, envs: VecEnv) -> "TrainState":
@@ -139,70 +133,71 @@ def remember(state: TrainState, step: Transition) -> None:
     """Puts a real step into the model."""
     pair = torch.arange(len(state.q)), step.obs, step.action
     state.model_reward[pair], state.model_next[pair] = step.reward, step.next_obs
-    state.model_terminated[pair], state.tried[pair], state.when[pair] = step.terminated, True, state.steps
+    state.model_terminated[pair], state.tried[pair], state.when[pair] = step.terminated, True, state.global_step
 
 
 def recall(state: TrainState, obs: Tensor, action: Tensor) -> Transition:
-    """What the model says would follow, for one pair of every run."""
-    pair = torch.arange(len(obs)), obs, action
+    """What the model says would follow, for one pair of every run; obs and action [..., R]."""
+    pair = torch.arange(len(state.q)), obs, action
     ended = state.model_terminated[pair]
     return Transition(obs, action, state.model_reward[pair], state.model_next[pair], ended, ended)
 
 
-def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]:
-    """Learns from a real step of every run, remembers it, and plans."""
-    if args.method == "prioritized":
-        remember(state, step)
-        return {"losses/td_error": mean_error(sweep(state, step, args))}
-    error = learn(state.q, step, args.learning_rate, args.gamma)
-    remember(state, step)
+def imagine(state: TrainState, args: Args) -> list[Transition]:
+    """What the model says of a pair drawn for every run, once for each planning step."""
     runs, plus = torch.arange(len(state.q)), args.method == "dyna_q_plus"
-    visited = state.tried.any(-1).double()  # [R, S]
-    draws = torch.rand(args.planning_steps, 2, len(runs), generator=state.generator, dtype=state.q.dtype)
-    for uniform in draws:
-        obs = sample_action(visited, uniform[0])  # [R] evenly among those visited
-        choices = state.q[runs, obs] > RULED_OUT / 2 if plus else state.tried[runs, obs]  # [R, A]
-        imagined = recall(state, obs, sample_action(choices.double(), uniform[1]))
-        if plus:
-            idle = state.steps - state.when[runs, imagined.obs, imagined.action]  # [R] τ
-            imagined = imagined._replace(reward=imagined.reward + args.kappa * idle.double().sqrt())
-        learn(state.q, imagined, args.learning_rate, args.gamma)
-    return {"losses/td_error": mean_error(error)}
+    uniform = torch.rand(args.planning_steps, 2, len(runs), generator=state.generator, dtype=state.q.dtype)
+    obs = sample_action(state.tried.any(-1).double(), uniform[:, 0])  # [n, R] evenly among those visited
+    choices = state.q > RULED_OUT / 2 if plus else state.tried
+    imagined = recall(state, obs, sample_action(choices[runs, obs].double(), uniform[:, 1]))
+    if plus:
+        idle = (state.global_step - state.when[runs, imagined.obs, imagined.action]).double() / len(runs)  # [n, R] τ
+        imagined = imagined._replace(reward=imagined.reward + args.kappa * idle.sqrt())
+    return [Transition(*one) for one in zip(*imagined, strict=True)]
 
 
-def sweep(state: TrainState, step: Transition, args: Args) -> Tensor:
-    """Prioritised sweeping: updates the pairs whose error is largest; returns the errors [R] of the real step."""
-    q, runs = state.q, torch.arange(len(state.q))
-    target = q_target(step.reward, q[runs, step.next_obs], step.terminated, args.gamma)
-    error = target - q[runs, step.obs, step.action]
-    wait(state.priority, (runs, step.obs, step.action), error.abs(), args.theta)
+def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]:
+    """Remembers a real step of every run, learns from it, and plans."""
+    remember(state, step)
+    if args.method == "prioritized":
+        errors = sweep(state, step, args)
+    else:  # drawn all at once: planning changes values, not the model
+        steps = step, *imagine(state, args)
+        errors = [learn(state.q, each, args.learning_rate, args.gamma) for each in steps]
+    return {"losses/td_error": mean_error(torch.cat(errors))} if errors else {}
+
+
+def sweep(state: TrainState, step: Transition, args: Args) -> list[Tensor]:
+    """Prioritised sweeping: updates the pairs whose error is largest; returns their errors."""
+    runs, actions, errors = torch.arange(len(state.q)), state.q.shape[2], []
+    wait(state, (runs, step.obs, step.action), args)
     for _ in range(args.planning_steps):
-        highest, pair = state.priority.flatten(1).max(1)  # [R]
-        busy, obs, action = highest > 0.0, pair // q.shape[2], pair % q.shape[2]
+        highest, place = state.priority.flatten(1).max(1)  # [R]
+        busy, obs, action = highest > 0.0, place // actions, place % actions
         if not busy.any():
             break
         state.priority[runs, obs, action] = 0.0
-        learn(q, recall(state, obs, action), args.learning_rate * busy, args.gamma)
-        # all pairs whose remembered successor is the state that has just changed
+        errors.append(learn(state.q, recall(state, obs, action), args.learning_rate * busy.double(), args.gamma)[busy])
         leads = state.tried & ~state.model_terminated & (state.model_next == obs.view(-1, 1, 1)) & busy.view(-1, 1, 1)
-        before = run, _, _ = leads.nonzero(as_tuple=True)
-        new = state.model_reward[before] + args.gamma * q[run, obs[run]].amax(-1) - q[before]
-        wait(state.priority, before, new.abs(), args.theta)
-    return error
+        wait(state, leads.nonzero(as_tuple=True), args)  # pairs whose remembered successor has just changed
+    return errors
 
 
-def wait(priority: Tensor, pair: tuple[Tensor, ...], size: Tensor, theta: float) -> None:
-    """Lets a pair wait for its update if its error is above θ: P(pair) ← max(P(pair), size)."""
-    priority[pair] = torch.maximum(priority[pair], torch.where(size > theta, size, 0.0))
+def wait(state: TrainState, pairs: tuple[Tensor, ...], args: Args) -> None:
+    """Lets remembered pairs (runs, states, actions) wait for their update, by their error if it is above θ."""
+    next_q = state.q[pairs[0], state.model_next[pairs]]
+    target = q_target(state.model_reward[pairs], next_q, state.model_terminated[pairs], args.gamma)
+    size = (target - state.q[pairs]).abs()
+    state.priority[pairs] = torch.maximum(state.priority[pairs], torch.where(size > args.theta, size, 0.0))
 
 
 def main(args: Args) -> None:
     with usage_errors():
-        envs, eval_envs = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
+        envs, play = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of the first run's greedy policy."""
-        return run_episodes(eval_envs, zoo.table_policy(state.q[0]).act)
+        """Returns and lengths of the first run's greedy policy, in the world as it is by now."""
+        return play(zoo.table_policy(state.q[0]).act, state.global_step)
 
     with Run(args, envs, evaluate) as run:
         state = run.resume_or(lambda: TrainState.create(args, envs))
@@ -213,7 +208,8 @@ def main(args: Args) -> None:
                 run.metrics(update(state, step, args))
             run.end_iteration(state)
         results, policy = run.results(state), zoo.table_policy(state.q[0])
-        zoo.save(run.run_dir / "policy", policy=policy, card={**run.recorded, **results, "policy": policy.spec})
+        card = {**run.recorded, **results, "policy": policy.spec, "env_kwargs": present_world(envs, state.global_step)}
+        zoo.save(run.run_dir / "policy", policy=policy, card=card)
         run.finish(results)
         if args.render:
             print(show(envs, state.q[0].amax(-1).numpy(), greedy_probs(state.q[0]).numpy()))

@@ -14,7 +14,8 @@ each with a table of its own: an array [R, S, A], R = N.
 
 Deviations from the book, each with its reason:
 
- 1. --learning-rate α puts a constant in place of 1 / Σw, so that returns of the first, bad policies are forgotten.
+ 1. --learning-rate α puts a constant in place of 1 / Σw, so that returns of the first, bad policies are forgotten. Not
+    with weighted importance sampling: its steps would be α ρ, and ρ, a product, has no bound; the values diverge.
  2. Off-policy every visit counts, as in the book; on-policy --visits says which.
  3. To a return that a time limit cut, the value of its last state under π is added, as it stands: only a termination
     ends it. It also lets a policy learn that goes in circles.
@@ -33,8 +34,8 @@ from torch import Tensor
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import discounted_returns
 from cleanrl_zoo.data.episodes import EpisodeBatch, Episodes, Transition
-from cleanrl_zoo.envs import VecEnv, run_episodes
-from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, show
+from cleanrl_zoo.envs import VecEnv
+from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, present_world, show
 from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
@@ -65,6 +66,11 @@ class Args(TableArgs):
         check(self, "learning_rate", above=0, at_most=1)
         if self.method == "off_policy" and self.epsilon == 0:
             raise ValueError(f"--epsilon {self.epsilon}: must be above 0 with --method off_policy")
+        if self.method == "off_policy" and self.importance == "weighted" and self.learning_rate is not None:
+            raise ValueError(
+                f"--learning-rate {self.learning_rate}: has no bound on its steps with --method off_policy and "
+                "--importance weighted; leave it out or give --importance ordinary"
+            )
 
 
 PRESETS = {
@@ -116,6 +122,7 @@ def update(state: TrainState, batch: EpisodeBatch, args: Args) -> dict[str, Tens
     last = (probs * rows).sum(-1)  # [L, E] counts at a truncation only
     returns = discounted_returns(batch.reward, last, batch.terminated, batch.done, args.gamma)
     seen, errors = torch.zeros(q.shape, dtype=torch.bool), torch.zeros_like(returns)
+    learned = torch.zeros_like(batch.active)  # [L, E] steps whose return moves a value
     ratio = torch.ones(len(runs), dtype=q.dtype)  # [E] ρ
     for t in range(len(returns)) if on_policy else reversed(range(len(returns))):
         counts, target, pair = batch.active[t], returns[t], (runs, batch.obs[t], batch.action[t])
@@ -129,21 +136,22 @@ def update(state: TrainState, batch: EpisodeBatch, args: Args) -> dict[str, Tens
             target = target * ratio
         weights[pair] += weight
         step = weight / weights[pair].clamp(min=1e-300) if args.learning_rate is None else args.learning_rate * weight
-        errors[t] = counts * (target - q[pair])
+        learned[t] = weight > 0
+        errors[t] = learned[t] * (target - q[pair])
         q[pair] += step * errors[t]
         if not on_policy:  # π takes the first of the best actions, as it stands now
             greedy = q[runs, batch.obs[t]].argmax(-1) == batch.action[t]
             ratio = torch.where(batch.active[t], ratio * greedy / batch.prob[t], ratio)
-    return {"losses/td_error": mean_error(errors, batch.active.sum())}
+    return {"losses/td_error": mean_error(errors, learned.sum())} if learned.any() else {}
 
 
 def main(args: Args) -> None:
     with usage_errors():
-        envs, eval_envs = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
+        envs, play = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the first run's greedy policy."""
-        return run_episodes(eval_envs, zoo.table_policy(state.q[0]).act)
+        return play(zoo.table_policy(state.q[0]).act, state.global_step)
 
     with Run(args, envs, evaluate) as run:
         state = run.resume_or(lambda: TrainState.create(args, envs))
@@ -155,7 +163,8 @@ def main(args: Args) -> None:
                     run.metrics(update(state, batch, args))
             run.end_iteration(state)
         results, policy = run.results(state), zoo.table_policy(state.q[0])
-        zoo.save(run.run_dir / "policy", policy=policy, card={**run.recorded, **results, "policy": policy.spec})
+        card = {**run.recorded, **results, "policy": policy.spec, "env_kwargs": present_world(envs, state.global_step)}
+        zoo.save(run.run_dir / "policy", policy=policy, card=card)
         run.finish(results)
         if args.render:
             print(show(envs, state.q[0].amax(-1).numpy(), greedy_probs(state.q[0]).numpy()))

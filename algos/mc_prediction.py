@@ -13,7 +13,8 @@ runs are made side by side, each with a table of its own: an array [R, S], R = N
 
 Deviations from the book, each with its reason:
 
- 1. --learning-rate α puts a constant in place of 1 / Σw, as in equation 6.1, which goes on forgetting.
+ 1. --learning-rate α puts a constant in place of 1 / Σw, as in equation 6.1, which goes on forgetting. Not with
+    weighted importance sampling: its steps would be α ρ, and ρ, a product, has no bound; the values diverge.
  2. To a return that a time limit cut, the value of its last state is added, as it stands: only a termination ends it.
 
 Run:    python algos/mc_prediction.py --env textbook/Blackjack-v0 --policy stick20 --render
@@ -29,8 +30,8 @@ from torch import Tensor
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import discounted_returns
 from cleanrl_zoo.data.episodes import EpisodeBatch, Episodes, Transition
-from cleanrl_zoo.envs import VecEnv, run_episodes
-from cleanrl_zoo.envs.tabular import make_tabular, named_policy, show, value_error
+from cleanrl_zoo.envs import VecEnv
+from cleanrl_zoo.envs.tabular import make_tabular, named_policy, present_world, show, value_error
 from cleanrl_zoo.nn import mean_error, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
@@ -58,6 +59,12 @@ class Args(TableArgs):
     def check(self) -> None:
         super().check()
         check(self, "learning_rate", above=0, at_most=1)
+        off_policy = self.behavior not in (None, self.policy)
+        if off_policy and self.importance == "weighted" and self.learning_rate is not None:
+            raise ValueError(
+                f"--learning-rate {self.learning_rate}: has no bound on its steps with --behavior {self.behavior} and "
+                "--importance weighted; leave it out or give --importance ordinary"
+            )
 
 
 PRESETS = {
@@ -110,6 +117,7 @@ def update(state: TrainState, batch: EpisodeBatch, policy: Tensor, args: Args) -
     ratio = torch.where(batch.active, policy[batch.obs, batch.action] / batch.prob, 1.0)
     ratio = ratio.flip(0).cumprod(0).flip(0)  # [L, E] ρ
     seen, errors = torch.zeros(v.shape, dtype=torch.bool), torch.zeros_like(returns)
+    learned = torch.zeros_like(batch.active)  # [L, E] steps whose return moves a value
     for t, obs in enumerate(batch.obs):
         counts = batch.active[t]
         if args.visits == "first":
@@ -124,14 +132,15 @@ def update(state: TrainState, batch: EpisodeBatch, policy: Tensor, args: Args) -
         step = (
             weight / weights[runs, obs].clamp(min=1e-300) if args.learning_rate is None else args.learning_rate * weight
         )
-        errors[t] = counts * (target - v[runs, obs])
+        learned[t] = weight > 0
+        errors[t] = learned[t] * (target - v[runs, obs])
         v[runs, obs] += step * errors[t]
-    return {"losses/td_error": mean_error(errors, batch.active.sum())}
+    return {"losses/td_error": mean_error(errors, learned.sum())} if learned.any() else {}
 
 
 def main(args: Args) -> None:
     with usage_errors():
-        envs, eval_envs = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
+        envs, play = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
         policy = torch.from_numpy(named_policy(envs, args.policy))  # [S, A]
         behavior = policy if args.behavior is None else torch.from_numpy(named_policy(envs, args.behavior, "behavior"))
         if ((policy > 0) & (behavior == 0)).any():
@@ -142,9 +151,9 @@ def main(args: Args) -> None:
         error = value_error(envs, policy.numpy(), args.gamma)
     saved = zoo.table_policy(policy.clamp(min=1e-30).log())
 
-    def evaluate(_: TrainState) -> tuple[np.ndarray, np.ndarray]:
+    def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the policy's likeliest actions, which learning does not change."""
-        return run_episodes(eval_envs, saved.act)
+        return play(saved.act, state.global_step)
 
     with Run(args, envs, evaluate) as run:
         state = run.resume_or(lambda: TrainState.create(args, envs))
@@ -157,7 +166,8 @@ def main(args: Args) -> None:
                     run.metrics({"losses/value_error": error(state.values)} if error else {})
             run.end_iteration(state)
         results = run.results(state)
-        zoo.save(run.run_dir / "policy", policy=saved, card={**run.recorded, **results, "policy": saved.spec})
+        card = {**run.recorded, **results, "policy": saved.spec, "env_kwargs": present_world(envs, state.global_step)}
+        zoo.save(run.run_dir / "policy", policy=saved, card=card)
         run.finish(results)
         if args.render:
             print(show(envs, state.values[0].numpy(), policy.numpy()))

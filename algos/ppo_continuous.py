@@ -94,7 +94,8 @@ class Args(EnvArgs):
 
 PRESETS = {
     "cleanrl": {"num_envs": 1, "num_steps": 2048},  # the sizes that CleanRL's results were made with
-    # RL Baselines3 Zoo's, without its state-dependent noise; its vf_coef of 0.5 belongs to an error that is not halved
+    # RL Baselines3 Zoo's, without its state-dependent noise; here observations and rewards are scaled, as by default in
+    # this file, and there neither is. Its vf_coef of 0.5 belongs to an error that is not halved.
     "pendulum": {"env": "Pendulum-v1", "total_timesteps": 100_000, "num_envs": 4, "num_steps": 1024,
                  "num_minibatches": 64, "learning_rate": 1e-3, "anneal_lr": False, "gamma": 0.9, "vf_coef": 1.0,
                  "eval_every": 20_000},

@@ -10,8 +10,9 @@ Schulman, Wolski, Dhariwal, Radford & Klimov (2017), "Proximal Policy Optimizati
     A_t      = δ_t + γλ A_{t+1},   δ_t = r_t + γ V(s_{t+1}) − V(s_t)                       equations 11, 12
     R_t      = A_t + V(s_t)                               both with V as it was before the update
 
-Where ppo.py and ppo_continuous.py clip the ratio, here distance costs: the loss has no flat part, and β grows until the
-policy moves by d_targ nats an iteration. The KL is that of the whole distributions, not of the sampled actions.
+Where ppo.py and ppo_continuous.py clip the ratio, here distance costs: the loss has no flat part, and β rises while an
+iteration moves the policy by more than 1.5 d_targ nats and falls while by less than d_targ/1.5. The KL is that of the
+whole distributions, not of the sampled actions.
 
 Deviations from the paper, each with its reason:
  1. Observations are centred and divided by running scales, rewards divided by the running deviation of the discounted

@@ -30,8 +30,8 @@ from torch import Tensor
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import double_q_target, q_target
 from cleanrl_zoo.data.episodes import Transition
-from cleanrl_zoo.envs import VecEnv, run_episodes
-from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, show
+from cleanrl_zoo.envs import VecEnv
+from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, present_world, show
 from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
@@ -128,7 +128,7 @@ def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]
         q[runs, step.obs, step.action] += alpha * error
     else:
         z, greedy = state.trace, value == row.amax(-1)
-        z *= (args.trace_decay * args.gamma * greedy).view(-1, 1, 1)
+        z *= (args.trace_decay * args.gamma * greedy.double()).view(-1, 1, 1)
         z[runs, step.obs, step.action] = 1.0 + (z[runs, step.obs, step.action] if args.trace == "accumulating" else 0)
         q += (alpha * error).view(-1, 1, 1) * z
         z[step.done] = 0.0
@@ -151,11 +151,11 @@ def double_update(
 
 def main(args: Args) -> None:
     with usage_errors():
-        envs, eval_envs = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
+        envs, play = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the first run's greedy policy."""
-        return run_episodes(eval_envs, zoo.table_policy(mean_table(state, args)[0]).act)
+        return play(zoo.table_policy(mean_table(state, args)[0]).act, state.global_step)
 
     with Run(args, envs, evaluate) as run:
         state = run.resume_or(lambda: TrainState.create(args, envs))
@@ -167,7 +167,8 @@ def main(args: Args) -> None:
             run.end_iteration(state)
         q = mean_table(state, args)[0]
         results, policy = run.results(state), zoo.table_policy(q)
-        zoo.save(run.run_dir / "policy", policy=policy, card={**run.recorded, **results, "policy": policy.spec})
+        card = {**run.recorded, **results, "policy": policy.spec, "env_kwargs": present_world(envs, state.global_step)}
+        zoo.save(run.run_dir / "policy", policy=policy, card=card)
         run.finish(results)
         if args.render:
             print(show(envs, q.amax(-1).numpy(), greedy_probs(q).numpy()))

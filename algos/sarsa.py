@@ -31,8 +31,8 @@ from torch import Tensor
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import discounted_returns, expected_sarsa_target, sarsa_target
 from cleanrl_zoo.data.episodes import Transition
-from cleanrl_zoo.envs import VecEnv, run_episodes
-from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, show
+from cleanrl_zoo.envs import VecEnv
+from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, present_world, show
 from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
@@ -148,35 +148,37 @@ def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]
     elif args.n == 1:
         q[runs, step.obs, step.action] += alpha * error
     else:
-        n_step_update(state, step, target, alpha, args)
+        return n_step_update(state, step, target, alpha, args)
     return {"losses/td_error": mean_error(error)}
 
 
-def n_step_update(state: TrainState, step: Transition, target: Tensor, alpha: Tensor, args: Args) -> None:
+def n_step_update(state: TrainState, step: Transition, target: Tensor, alpha: Tensor, args: Args) -> dict[str, Tensor]:
     """The state and action of n steps ago, and at an episode's end all those since, oldest first (section 7.2).
 
     target [R]: the one-step target of the newest step, which ends every window.
     """
-    runs, n = torch.arange(len(state.q)), args.n
+    runs, n, rows = torch.arange(len(state.q)), args.n, torch.arange(args.n).unsqueeze(1)
     newest = torch.stack([step.obs.double(), step.action.double(), step.reward])  # [3, R]
     state.window = torch.cat([state.window[:, 1:], newest.unsqueeze(1)], 1)
     obs, action, rewards = state.window[0].long(), state.window[1].long(), state.window[2].clone()  # [n, R]
     age, rewards[-1], zero = (state.age + 1).clamp(max=n), target, torch.zeros_like(rewards)
     returns = discounted_returns(rewards, zero, zero, zero, args.gamma)  # [n, R]
+    errors, complete = torch.zeros_like(returns), (age >= n - rows) & (step.done | (rows == 0))  # [n, R] learned now
     for row in range(n if step.done.any() else 1):
-        complete = (age >= n - row) & (step.done if row else torch.ones_like(step.done))
-        value = state.q[runs, obs[row], action[row]]
-        state.q[runs, obs[row], action[row]] = value + alpha * complete * (returns[row] - value)
+        pair = runs, obs[row], action[row]
+        errors[row] = complete[row] * (returns[row] - state.q[pair])
+        state.q[pair] += alpha * errors[row]
     state.age = torch.where(step.done, 0, age)
+    return {"losses/td_error": mean_error(errors, complete.sum())} if complete.any() else {}
 
 
 def main(args: Args) -> None:
     with usage_errors():
-        envs, eval_envs = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
+        envs, play = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
 
     def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the first run's greedy policy."""
-        return run_episodes(eval_envs, zoo.table_policy(state.q[0]).act)
+        return play(zoo.table_policy(state.q[0]).act, state.global_step)
 
     with Run(args, envs, evaluate) as run:
         state = run.resume_or(lambda: TrainState.create(args, envs))
@@ -187,7 +189,8 @@ def main(args: Args) -> None:
                 run.metrics(update(state, step, args))
             run.end_iteration(state)
         results, policy = run.results(state), zoo.table_policy(state.q[0])
-        zoo.save(run.run_dir / "policy", policy=policy, card={**run.recorded, **results, "policy": policy.spec})
+        card = {**run.recorded, **results, "policy": policy.spec, "env_kwargs": present_world(envs, state.global_step)}
+        zoo.save(run.run_dir / "policy", policy=policy, card=card)
         run.finish(results)
         if args.render:
             print(show(envs, state.q[0].amax(-1).numpy(), greedy_probs(state.q[0]).numpy()))

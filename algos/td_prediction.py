@@ -34,9 +34,9 @@ from torch import Tensor
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import lambda_returns, n_step_returns
 from cleanrl_zoo.data.episodes import EpisodeBatch, Episodes, Transition
-from cleanrl_zoo.envs import VecEnv, run_episodes
-from cleanrl_zoo.envs.tabular import make_tabular, named_policy, show, value_error
-from cleanrl_zoo.nn import sample_action
+from cleanrl_zoo.envs import VecEnv
+from cleanrl_zoo.envs.tabular import make_tabular, named_policy, present_world, show, value_error
+from cleanrl_zoo.nn import mean_error, sample_action
 from cleanrl_zoo.run import Run, check, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.tables import TableArgs
 
@@ -116,36 +116,34 @@ def update(state: TrainState, batch: EpisodeBatch, args: Args) -> dict[str, Tens
     v = state.values[batch.runs]  # [E, S]
     alpha = torch.as_tensor(args.learning_rate, dtype=v.dtype).expand(len(state.values))[batch.runs]  # [E]
     learn = {"td": n_step, "td_lambda": traces, "lambda_return": offline}[args.method]
-    error = sum(step.abs().sum() for step in learn(v, batch, alpha * batch.active, args))
+    errors = torch.stack(list(learn(v, batch, alpha * batch.active, args)))  # [L, E]
     state.values[batch.runs] = v
-    return {"losses/td_error": error / batch.active.sum()}
+    return {"losses/td_error": mean_error(errors[batch.active])}
 
 
 def n_step(v: Tensor, batch: EpisodeBatch, alpha: Tensor, args: Args) -> Iterator[Tensor]:
     """n-step TD. v [E, S] is moved in place; alpha [L, E] is 0 in the padding; yields each step's errors [E]."""
     each, steps = torch.arange(len(v)), torch.arange(len(batch.obs)).unsqueeze(1)
     rewards = n_step_returns(batch.reward, torch.zeros_like(alpha), batch.done, batch.done, args.gamma, args.n)
-    last = torch.minimum(steps + args.n, batch.active.sum(0)) - 1  # [L, E] the step that ends each window
-    last = torch.maximum(last, steps)  # in the padding
+    last = (torch.minimum(steps + args.n, batch.active.sum(0)) - 1).maximum(steps)  # [L, E] the step ending each window
     end = batch.next_obs.gather(0, last)
     discount = args.gamma ** (last - steps + 1).double() * ~batch.terminated.gather(0, last)
     for t, obs in enumerate(batch.obs):
         # only now is V(S_n) what learning on the way would have found: the steps before this one have been learned from
         error = rewards[t] + discount[t] * v[each, end[t]] - v[each, obs]
         v[each, obs] += alpha[t] * error
-        yield error * batch.active[t]
+        yield error
 
 
 def offline(v: Tensor, batch: EpisodeBatch, alpha: Tensor, args: Args) -> Iterator[Tensor]:
     """The offline λ-return; as `n_step`."""
     each = torch.arange(len(v))
     next_values = v[each, batch.next_obs]  # [L, E]
-    flags = batch.terminated, batch.done
-    returns = lambda_returns(batch.reward, next_values, *flags, args.gamma, args.trace_decay)
+    returns = lambda_returns(batch.reward, next_values, batch.terminated, batch.done, args.gamma, args.trace_decay)
     for t, obs in enumerate(batch.obs):
         error = returns[t] - v[each, obs]
         v[each, obs] += alpha[t] * error
-        yield error * batch.active[t]
+        yield error
 
 
 def traces(v: Tensor, batch: EpisodeBatch, alpha: Tensor, args: Args) -> Iterator[Tensor]:
@@ -166,19 +164,19 @@ def traces(v: Tensor, batch: EpisodeBatch, alpha: Tensor, args: Args) -> Iterato
             old = next_value
         else:
             v += (alpha[t] * error).unsqueeze(1) * z
-        yield error * batch.active[t]
+        yield error
 
 
 def main(args: Args) -> None:
     with usage_errors():
-        envs, eval_envs = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
+        envs, play = make_tabular(args.env, args.num_envs, args.eval_episodes, args.seed, args.vec)
         policy = torch.from_numpy(named_policy(envs, args.policy))  # [S, A]
         error = value_error(envs, policy.numpy(), args.gamma)
     saved = zoo.table_policy(policy.clamp(min=1e-30).log())
 
-    def evaluate(_: TrainState) -> tuple[np.ndarray, np.ndarray]:
+    def evaluate(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths of the policy's likeliest actions, which learning does not change."""
-        return run_episodes(eval_envs, saved.act)
+        return play(saved.act, state.global_step)
 
     with Run(args, envs, evaluate) as run:
         state = run.resume_or(lambda: TrainState.create(args, envs))
@@ -191,7 +189,8 @@ def main(args: Args) -> None:
                     run.metrics({"losses/value_error": error(state.values)} if error else {})
             run.end_iteration(state)
         results = run.results(state)
-        zoo.save(run.run_dir / "policy", policy=saved, card={**run.recorded, **results, "policy": saved.spec})
+        card = {**run.recorded, **results, "policy": saved.spec, "env_kwargs": present_world(envs, state.global_step)}
+        zoo.save(run.run_dir / "policy", policy=saved, card=card)
         run.finish(results)
         if args.render:
             print(show(envs, state.values[0].numpy(), policy.numpy()))

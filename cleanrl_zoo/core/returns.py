@@ -57,11 +57,16 @@ def n_step_returns(
     )
     follows = 1 - done
     follows[-1:] = 0
-    stop = rewards + gamma * (1 - terminated - follows) * next_values  # what a step adds when the window goes on
+    increment = rewards + gamma * (1 - terminated - follows) * next_values  # what a step adds when the window goes on
+    decay = gamma * follows
     returns = rewards + gamma * (1 - terminated) * next_values  # the one-step return
-    for _ in range(min(n, len(rewards)) - 1):
-        # The last row follows nothing, so what roll wraps around to it has weight 0.
-        returns = stop + gamma * follows * returns.roll(-1, 0)
+    # The other n − 1 steps are put before it by powers of two: log2 n operations on the whole array, not n.
+    more, span = min(n, len(rewards)) - 1, 1
+    while more > 0:
+        if more % 2:
+            returns = torch.cat((increment[:-span] + decay[:-span] * returns[span:], increment[-span:]))
+        increment, decay = _doubled(increment, decay, span)
+        more, span = more // 2, 2 * span
     return returns.movedim(0, dim)
 
 
@@ -157,15 +162,19 @@ def _time_first(dim: int, **tensors: Tensor | None) -> list[Tensor]:
 def _reverse_scan(increment: Tensor, decay: Tensor) -> Tensor:
     """Solve x_t = increment_t + decay_t x_{t+1}, x_T = 0, along dimension 0.
 
-    By doubling: after each pass a row holds the sum over a window twice as long, so log2 T operations on the whole
-    array replace a loop over T rows.
+    By doubling: log2 T operations on the whole array replace a loop over T rows.
     """
     span, steps = 1, len(increment)
     while span < steps:
-        increment = torch.cat((increment[:-span] + decay[:-span] * increment[span:], increment[-span:]))
-        decay = torch.cat((decay[:-span] * decay[span:], decay[-span:]))
+        increment, decay = _doubled(increment, decay, span)
         span *= 2
     return increment
+
+
+def _doubled(increment: Tensor, decay: Tensor, span: int) -> tuple[Tensor, Tensor]:
+    """Sums and decays over windows of 2·span rows, or to the end, from those over windows of `span`."""
+    longer = torch.cat((increment[:-span] + decay[:-span] * increment[span:], increment[-span:]))
+    return longer, torch.cat((decay[:-span] * decay[span:], decay[-span:]))
 
 
 def _step_over_masked(

@@ -35,6 +35,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from torch import Tensor
 
+from cleanrl_zoo.envs.episodes import run_episodes
 from cleanrl_zoo.envs.vec import (
     EVAL_STREAM,
     VecEnv,
@@ -195,9 +196,10 @@ def named_policy(envs: VecEnv, name: str, flag: str = "policy") -> np.ndarray:
 
 def value_error(envs: VecEnv, policy: np.ndarray, gamma: float) -> Callable[[Tensor], Tensor] | None:
     """A function that gives, for values [R, S], the root of their mean squared error over the states that can be
-    occupied, mean over the runs; None where the exact values of `policy` [S, A] are not known or not finite."""
+    occupied, mean over the runs; None where the exact values of `policy` [S, A] are not known, not finite, or change
+    with the world."""
     model = exact_model(envs)
-    if model is None:
+    if model is None or known_world(envs).changes:
         return None
     try:
         exact, inside = torch.from_numpy(policy_values(model, policy, gamma)), torch.from_numpy(occupied(model))
@@ -240,11 +242,35 @@ def check_tabular(envs: VecEnv) -> None:
         )
 
 
-def make_tabular(env_id: str, num_envs: int, eval_episodes: int, seed: int, vec: str = "auto") -> tuple[VecEnv, VecEnv]:
-    """Environments to learn from and to be evaluated on; ValueError as `make_vec` and `check_tabular`."""
+def present_world(envs: VecEnv, global_step: int) -> dict[str, Any]:
+    """`env_kwargs` of the world as it is after `global_step` steps, all of `envs` together; {} if it never changes."""
+    world = known_world(envs)
+    if world is None or not world.changes:
+        return {}
+    return {"changes": int(np.searchsorted(world.changes, global_step // envs.num_envs, side="right"))}
+
+
+Act = Callable[[np.ndarray], np.ndarray]  # obs [N] -> actions [N]
+Play = Callable[[Act, int], tuple[np.ndarray, np.ndarray]]  # act, global_step -> returns and lengths [eval_episodes]
+
+
+def make_tabular(env_id: str, num_envs: int, eval_episodes: int, seed: int, vec: str = "auto") -> tuple[VecEnv, Play]:
+    """Environments to learn from, and how to evaluate: `play(act, global_step)` is `run_episodes` on others.
+
+    Those have the world as it is when training has come to `global_step`: a way that was learned after a change would
+    be closed in the world before it. ValueError as `make_vec` and `check_tabular`.
+    """
     envs = make_vec(env_id, num_envs, seed, vec)
     check_tabular(envs)
-    return envs, make_vec(env_id, eval_episodes, seed, vec, EVAL_STREAM)
+
+    @cache
+    def eval_envs(**env_kwargs: int) -> VecEnv:
+        return make_vec(env_id, eval_episodes, seed, vec, EVAL_STREAM, env_kwargs=env_kwargs)
+
+    def play(act: Act, global_step: int) -> tuple[np.ndarray, np.ndarray]:
+        return run_episodes(eval_envs(**present_world(envs, global_step)), act)
+
+    return envs, play
 
 
 def show(envs: VecEnv, values: np.ndarray, policy: np.ndarray) -> str:
@@ -499,12 +525,17 @@ class _Tables:
 
 
 class TabularEnv(gymnasium.Env):
-    """One environment of a world of `WORLDS`; with equal seeds it gives the very numbers of `TabularVec`."""
+    """One environment of a world of `WORLDS`; with equal seeds it gives the very numbers of `TabularVec`.
+
+    changes: the world as it is after that many of its changes, and stays; by default it changes as its steps go on.
+    """
 
     state_names = ("state", "life", "last_draw")  # what an exact checkpoint has to hold
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, changes: int | None = None) -> None:
         self.world = world(name)
+        if changes is not None:
+            self.world = World((self.world.models[changes],), layout=self.world.layout)
         self._tables = _Tables(self.world)
         states, actions, _ = self.world.models[0].probs.shape
         self.observation_space, self.action_space = Discrete(states), Discrete(actions)

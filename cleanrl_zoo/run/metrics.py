@@ -17,10 +17,14 @@ METRICS: dict[str, tuple[str, str]] = {
     "charts/SPS": ("steps/s", "environment steps per second of wall-clock since this process's first iteration"),
     "charts/learning_rate": ("1", "learning rate of the interval's updates"),
     "charts/epsilon": ("share", "ε, chance of a random action, at the interval's updates"),
-    "losses/policy_loss": ("1", "policy loss with its penalty, mean over all minibatches of all epochs"),
+    "losses/policy_loss": (
+        "1",
+        "policy loss with its penalty, mean over all gradient steps; TRPO's: the surrogate after its step, no penalty",
+    ),
     "losses/value_loss": (
         "return²",
-        "½ mean squared error of the value, clipped where the file clips it, in the scaled reward's unit",
+        "½ mean squared error of the value, clipped where the file clips it, in the unit of the returns that are "
+        "learned from: of scaled rewards where the file scales them, whitened ones in REINFORCE",
     ),
     "losses/entropy": (
         "nats",

@@ -17,12 +17,12 @@ each_file = pytest.mark.parametrize(
 )
 
 
-def collected(name, env, num_steps):
-    """One environment's rollout of the untrained policy, rewards in their own unit."""
+def collected(name, env, num_steps, scale_rewards=False):
+    """One environment's rollout of the untrained policy, rewards in their own unit or divided by the running scale."""
     module = load_algorithm(name)
-    args = args_for(module, env=env, num_envs=1, num_steps=num_steps, num_minibatches=1, gamma=0.9, gae_lambda=1.0)
-    if hasattr(args, "scale_rewards"):
-        args.scale_rewards = False
+    flags = {"num_envs": 1, "num_steps": num_steps, "num_minibatches": 1, "gamma": 0.9, "gae_lambda": 1.0}
+    flags["normalize" if name == "ppo" else "scale_rewards"] = scale_rewards
+    args = args_for(module, env=env, **flags)
     envs, state, rollout = start(module, args)
     module.collect(state, envs, rollout, module.act, args)
     return module, args, state, rollout
@@ -53,3 +53,12 @@ def test_truncation_bootstraps_from_the_last_observation_and_not_from_the_reset(
     monkeypatch.setattr(module, "gae", noted_gae)
     module.update(state, rollout, lambda *_: torch.zeros(len(module.STATS)), args)
     torch.testing.assert_close(advantages[0], torch.full((6, 1), 10.0))
+
+
+@each_file
+def test_the_reward_scale_sees_the_end_of_a_truncated_episode(name, env):
+    """After 8 steps, of which the third and the sixth were cut, the running return is that of the two steps since:
+    1 + 0.9 · 1 = 1.9. If only a termination ended it, it would be Σ_{k<8} 0.9ᵏ = 5.7."""
+    module, args, state, rollout = collected(name, env, 8, scale_rewards=True)
+    module.update(state, rollout, module.minibatch_step, args)
+    assert state.reward_scaler.running_return.item() == pytest.approx(1.9)

@@ -233,23 +233,80 @@ def test_the_card_tells_how_the_run_began(in_tmp):
 # The algorithm
 
 
+def test_one_step_equals_the_textbook_loss_with_torchs_own_optimizer():
+    """Equation 9 written out with torch's distributions, Adam and norm clip, in float64, after a first update."""
+    args = args_for()
+    envs, state, rollout = start(args)
+    ppo.collect(state, envs, rollout, ppo.act, args)
+    batches = []
+
+    def noted(agent, optimizer, batch, *rest):
+        batches.append(batch)
+        return ppo.minibatch_step(agent, optimizer, batch, *rest)
+
+    ppo.update(state, rollout, noted, args)  # so that ratios have moved from 1
+    agent, batch = state.agent.double(), [x.double() for x in batches[0]]
+    before = {name: value.clone() for name, value in agent.state_dict().items()}
+    index, optimizer = torch.arange(0, 256, 2), ppo.Adam(agent.parameters(), eps=1e-5)
+    stats = ppo.minibatch_step(agent, optimizer, batch, index, torch.tensor(0.01), 0.02, 0.5, 0.1, 0.3)
+    after = {name: value.clone() for name, value in agent.state_dict().items()}
+    agent.load_state_dict(before)
+
+    obs, actions, old_logprob, advantage, returns = (x[index] for x in batch)
+    mean, value = agent.actor(obs), agent.critic(obs)[:, 0]
+    normal = torch.distributions.Normal(mean, agent.log_std.exp().expand_as(mean))
+    policy = torch.distributions.Independent(normal, 1)
+    ratio = torch.exp(policy.log_prob(actions) - old_logprob)
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    surrogate = torch.min(ratio * advantage, ratio.clamp(0.98, 1.02) * advantage).mean()
+    error = ((value - returns) ** 2).mean()
+    entropy = policy.entropy().mean()
+    torch_adam = torch.optim.Adam(agent.parameters(), lr=0.01, eps=1e-5)
+    (-surrogate + 0.5 * 0.5 * error - 0.1 * entropy).backward()
+    norm = torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.3)
+    torch_adam.step()
+
+    low, high = (share.double().mean().item() for share in (ratio < 0.98, ratio > 1.02))
+    assert low > 0.05 and high > 0.05 and low + high < 0.95 and norm > 0.3  # both clips are at work
+    reported = dict(zip(ppo.STATS, stats.tolist(), strict=True))
+    assert reported["losses/policy_loss"] == pytest.approx(-surrogate.item(), abs=1e-9)
+    assert reported["losses/value_loss"] == pytest.approx(0.5 * error.item(), rel=1e-9)
+    assert reported["losses/entropy"] == pytest.approx(entropy.item(), rel=1e-9)
+    assert reported["losses/approx_kl"] == pytest.approx((ratio - 1 - ratio.log()).mean().item(), rel=1e-9)
+    assert reported["losses/grad_norm"] == pytest.approx(norm.item(), rel=1e-9)
+    assert reported["losses/clipfrac_low"] == pytest.approx(low)
+    assert reported["losses/clipfrac_high"] == pytest.approx(high)
+    assert reported["losses/clipfrac"] == pytest.approx(low + high)
+    for name, expected in agent.state_dict().items():
+        torch.testing.assert_close(after[name], expected, rtol=0, atol=1e-8)
+        assert name.startswith(("obs_norm", "low", "high")) or not torch.equal(after[name], before[name]), name
+
+
 def test_unchanged_policy_has_ratio_one_for_out_of_bounds_actions_too():
-    """Actions are stored as sampled: in the first minibatch of the first epoch every ratio is 1 and approx_kl 0."""
+    """Actions are stored as sampled: in the first minibatch of the first epoch every ratio is 1 and approx_kl 0.
+
+    Reported is the approx_kl of the last executed epoch, the second one of four minibatches.
+    """
     args = args_for()
     envs, state, rollout = start(args)
     ppo.collect(state, envs, rollout, ppo.act, args)
     assert (rollout.actions.abs() > 1).float().mean() > 0.2  # N(0, 1) leaves [−1, 1] for 32 % of its mass
-    seen = []
+    seen, divergences = [], []
 
-    def first_minibatch(agent, optimizer, batch, index, *rest):
+    def noted(agent, optimizer, batch, index, *rest):
         obs, actions, old_logprob = (x[index] for x in batch[:3])
         seen.append((agent.policy(obs).log_prob(actions) - old_logprob).exp())
-        return ppo.minibatch_step(agent, optimizer, batch, index, *rest)
+        stats = ppo.minibatch_step(agent, optimizer, batch, index, *rest)
+        divergences.append(stats[ppo.STATS.index("losses/approx_kl")].item())
+        return stats
 
-    metrics = ppo.update(state, rollout, first_minibatch, args)
+    metrics = ppo.update(state, rollout, noted, args)
     torch.testing.assert_close(seen[0], torch.ones_like(seen[0]), atol=1e-5, rtol=0)
+    assert abs(divergences[0]) < 1e-9  # k3 of ratios within 1e-5 of 1 is below (1e-5)²
     assert (seen[1] - 1).abs().max() > 1e-4  # and the second one has moved
-    assert metrics["losses/approx_kl"] > 0
+    assert len(divergences) == 8 and metrics["losses/approx_kl"] > 0
+    assert metrics["losses/approx_kl"].item() == pytest.approx(np.mean(divergences[4:]), rel=1e-5)
+    assert np.mean(divergences[4:]) > 1.1 * np.mean(divergences)  # so that the first epoch does not enter unseen
 
 
 def test_first_learning_rate_is_the_given_one_and_the_last_is_above_zero():
@@ -264,6 +321,13 @@ def test_target_kl_stops_after_the_epoch():
     assert metrics[0]["losses/epochs"] == 1
     _, metrics = train(args_for(target_kl=1e9, total_timesteps=256))
     assert metrics[0]["losses/epochs"] == 2
+
+
+def test_minibatches_of_one_stay_finite():
+    """A single advantage whitens to 0, not to NaN."""
+    state, metrics = train(args_for(num_envs=1, num_steps=8, num_minibatches=8, total_timesteps=32))
+    assert len(metrics) == 4 and all(m["losses/policy_loss"] == 0 for m in metrics)
+    assert all(value.isfinite().all() for value in state.agent.state_dict().values())
 
 
 def test_the_core_functions_are_the_ones_that_run(monkeypatch):

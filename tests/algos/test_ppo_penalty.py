@@ -289,7 +289,11 @@ def test_fingerprint_of_twenty_updates():
 
 
 LEARN = ("--env", "InvertedPendulum-v4", "--total-timesteps", "20480", "--no-compile", "--env-threads", "1")
-RECORDED = [499.9, 386.7, 500.95, 498.3, 403.3, 494.85, 236.45, 470.9, 511.75, 504.0]  # seeds 101–110
+RECORDED = [
+    248.65, 336.5, 478.5, 233.3,  # seeds 2–5
+    499.9, 386.7, 500.95, 498.3, 403.3, 494.85, 236.45, 470.9, 511.75, 504.0,  # seeds 101–110
+    417.6, 209.55, 295.5, 487.15, 276.5, 511.25, 505.5, 534.85, 489.6, 484.25,  # seeds 111–120
+]  # fmt: skip
 RANDOM = 7.0
 
 
@@ -297,9 +301,9 @@ RANDOM = 7.0
 def test_learns_to_balance_the_pendulum():
     """InvertedPendulum-v4, 20,480 steps: mean length of the last 20 training episodes.
 
-    The bound is the mean of RECORDED minus two standard deviations; the seed is the first of them. Seeds 1–5 gave 283,
-    249, 337, 479 and 233, less than these ten. A random policy lasts 7 steps.
+    The bound is the mean of RECORDED, 417, minus two standard deviations of 107: none of its 24 seeds would fail (the
+    lowest is 6 above it). The seed, 1 as in the other files, is not among them; it gave 283. A random policy lasts 7.
     """
-    args = parse_args(ppo.Args, ppo.PRESETS, [*LEARN, "--seed", "101"])
+    args = parse_args(ppo.Args, ppo.PRESETS, [*LEARN, "--seed", "1"])
     lengths = [episode[1] for episode in training_episodes(ppo, args, ppo.minibatch_step)[-20:]]
     assert np.mean(lengths) > np.mean(RECORDED) - 2 * np.std(RECORDED) > 10 * RANDOM

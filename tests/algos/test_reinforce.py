@@ -188,9 +188,10 @@ def test_one_step_equals_the_textbook_with_torchs_own_optimizer(env, credit):
     value_loss = 0.5 * ((value - returns) ** 2).mean()
     reference = torch.optim.Adam(agent.parameters(), lr=0.01)
     (policy_loss + value_loss if credit == "baseline" else policy_loss).backward()
+    norm = torch.cat([p.grad.flatten() for p in agent.parameters() if p.grad is not None]).norm()
     reference.step()
 
-    expected = [policy_loss.item(), value_loss.item(), policy.entropy().mean().item()]
+    expected = [policy_loss.item(), value_loss.item(), policy.entropy().mean().item(), norm.item()]
     assert stats.tolist() == pytest.approx(expected, rel=1e-9)
     for name, parameter in agent.named_parameters():
         torch.testing.assert_close(after[name], parameter.detach(), rtol=0, atol=1e-8)
@@ -350,7 +351,7 @@ def write_fingerprint() -> None:
 
 
 def test_fingerprint_of_twenty_updates():
-    """Losses as committed. A change needs a reason; this writes the file anew:
+    """Losses and gradient norms as committed. A change needs a reason; this writes the file anew:
 
     PYTHONPATH=.:tests/algos python -c "import test_reinforce; test_reinforce.write_fingerprint()"
     """
@@ -365,17 +366,34 @@ RECORDED = [401.1, 374.8, 218.15, 327.75, 386.8, 359.75, 393.95, 262.45, 344.4, 
 RANDOM = 22.0
 
 
+def last20(*flags):
+    """Mean return of the last 20 training episodes of a run with seed 1."""
+    args = parse_args(reinforce.Args, reinforce.PRESETS, [*flags, "--no-compile", "--seed", "1"])
+    envs, state, rollout = start(args)
+    while state.global_step < args.total_timesteps:
+        mask = reinforce.collect(state, envs, rollout, reinforce.act, args)
+        reinforce.update(state, rollout, mask, reinforce.gradient_step, args)
+    return np.mean([episode[0] for episode in envs.pop_episodes()[-20:]])
+
+
 @pytest.mark.learn
 def test_learns_to_balance_the_pole():
     """CartPole-v1, 60,000 steps with the defaults: mean return of the last 20 training episodes.
 
     Seeds 101–110 gave RECORDED; the bound is their mean minus two standard deviations. Random actions give 22.
     """
-    flags = ["--env", "CartPole-v1", "--total-timesteps", "60000", "--no-compile", "--seed", "1"]
-    args = parse_args(reinforce.Args, reinforce.PRESETS, flags)
-    envs, state, rollout = start(args)
-    while state.global_step < args.total_timesteps:
-        mask = reinforce.collect(state, envs, rollout, reinforce.act, args)
-        reinforce.update(state, rollout, mask, reinforce.gradient_step, args)
-    last20 = np.mean([episode[0] for episode in envs.pop_episodes()][-20:])
-    assert last20 > np.mean(RECORDED) - 2 * np.std(RECORDED) > 9 * RANDOM
+    reached = last20("--env", "CartPole-v1", "--total-timesteps", "60000")
+    assert reached > np.mean(RECORDED) - 2 * np.std(RECORDED) > 9 * RANDOM
+
+
+@pytest.mark.learn
+@each_credit
+def test_learns_to_balance_the_pendulum(credit):
+    """InvertedPendulum-v4, 200,000 steps with the defaults: mean return of the last 20 training episodes.
+
+    A reward of 1 a step until the pole tilts by 0.2 rad, at most 1,000. The bound is far from what can be had with no
+    answer to the tilt: with no force at all an episode lasts 25 steps and the longest of 6,330 lasted 71, with the
+    untrained policy's noise it lasts 11. Seeds 1–5 and 101–103 (baseline: 1, 2 and 101–103) gave 1,000 but for 941 and
+    963 (to_go) and 568 (whole).
+    """
+    assert last20("--env", "InvertedPendulum-v4", "--total-timesteps", "200000", "--credit", credit) > 300

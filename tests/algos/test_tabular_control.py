@@ -9,7 +9,7 @@ from tabular_helpers import LOOP, begin, beside, episode, step, train
 
 from cleanrl_zoo import zoo
 from cleanrl_zoo.envs import make_vec
-from cleanrl_zoo.envs.tabular import exact_model, named_policy, policy_values, world
+from cleanrl_zoo.envs.tabular import action_values, exact_model, named_policy, optimal_values, policy_values, world
 from cleanrl_zoo.nn.table import RULED_OUT
 from cleanrl_zoo.run import parse_args
 
@@ -24,15 +24,22 @@ def table(runs=1, **rows):
     return q
 
 
-def after(name, steps, q, **flags):
-    """Action values of the first run after these steps, with α = ½ and γ = 0.9; next actions are 0, then 1, 0, …"""
+def learn_from(name, steps, q, **flags):
+    """The state after these steps, with α = ½ and γ = 0.9, and the errors that each update reported, or None; next
+    actions are 0, then 1, 0, …"""
     module, args, _, state = begin(name, WALK, len(q), **{"learning_rate": 0.5, "gamma": 0.9, **flags})
     state.q = q.clone()
+    reported = []
     for k, one in enumerate(steps):
         if name == "sarsa":
             state.action = torch.full((len(q),), k % 2)
-        module.update(state, one, args)
-    return state.q
+        reported.append(module.update(state, one, args).get("losses/td_error"))
+    return state, [None if error is None else float(error) for error in reported]
+
+
+def after(name, steps, q, **flags):
+    """Action values of the first run after these steps."""
+    return learn_from(name, steps, q, **flags)[0].q
 
 
 # SARSA
@@ -76,6 +83,17 @@ def test_n_step_sarsa_cut_by_a_limit_bootstraps_with_the_real_number_of_steps():
     steps = [step(1, 0, 1.0, 2), step(2, 1, 2.0, 3, done=True)]
     q = after("sarsa", steps, table(s3=(0, 5)), n=3)
     assert q[0, 1, 0] == pytest.approx(3.425) and q[0, 2, 1] == pytest.approx(3.25)
+
+
+def test_sarsa_reports_the_errors_of_its_updates():
+    # one step: −1 + 0.9·2 − 1 = −0.2.  n = 2, as above: none yet; 6.85 − 0; then 5.6 − 0 and 4 − 5, mean 3.3
+    assert learn_from("sarsa", [step(1, 0, -1.0, 2)], table(s1=(1, 0), s2=(2, 4)))[1] == pytest.approx([0.2])
+    steps = [step(1, 0, 1.0, 2), step(2, 1, 2.0, 3), step(3, 1, 4.0, 6, terminated=True), step(1, 0, 9.0, 2)]
+    first, second, third, fourth = learn_from("sarsa", steps, table(s3=(0, 5)), n=2)[1]
+    assert (second, third) == pytest.approx((6.85, 3.3)) and first is fourth is None
+    # two runs, of which one ends: 2 and 0 learned from; the mean is over the updates, not over the runs
+    steps = [step([1, 1], 0, 1.0, 2), step([2, 2], 1, 2.0, 6, terminated=[True, False], done=[True, False])]
+    assert learn_from("sarsa", steps, table(2), n=3)[1] == [None, pytest.approx((1 + 0.9 * 2 + 2) / 2)]
 
 
 @pytest.mark.parametrize("trace, z", [("replacing", 1.0), ("accumulating", 1.0 + 0.45**2)])
@@ -140,6 +158,7 @@ def test_watkins_trace_goes_on_after_greedy_actions_only(second, trace):
     error = 2.0 - second[1]
     assert q[0, 2, 1] == pytest.approx(second[1] + 0.5 * error)
     assert q[0, 1, 0] == pytest.approx(0.95 + 0.5 * error * trace)
+    assert q[0, 1, 0] == pytest.approx(0.95 + 0.5 * error * trace, abs=1e-12)  # in float64 throughout
 
 
 def test_watkins_with_lambda_0_is_plain():
@@ -193,6 +212,31 @@ def test_off_policy_monte_carlo_ends_at_an_action_that_is_not_greedy():
     assert ordinary.q[0, 0, 0] == pytest.approx(1.5)  # 3 and 0, two visits
 
 
+def test_a_constant_step_with_ordinary_importance_sampling_by_hand():
+    # as above, α = ½: Q(0, 0) = 1.5, greedy, ρ = 2;  Q(1, 1) = 3.5, ρ = 4;  1.5 + ½(11 − 1.5) = 6.25
+    batch = episode(**HAND, actions=[0, 1, 0], probs=[0.5] * 3)
+    q = mc_after(batch, table(), method="off_policy", importance="ordinary", learning_rate=0.5).q
+    assert (q[0, 0, 0], q[0, 1, 1]) == (pytest.approx(6.25), pytest.approx(3.5))
+
+
+@pytest.mark.parametrize(
+    "flags, first, error",
+    [
+        (dict(), dict(), (2.75 + 3.5) / 2),  # the second visit to (0, 0) is no update
+        (dict(visits="every"), dict(), (2.75 + 3.5 + 0.25) / 3),  # which finds 2.75 there
+        (dict(method="off_policy"), dict(), (3 + 3.5 + 0.25) / 3),
+        (dict(method="off_policy"), dict(s1=(100, 0)), (3 + 3.5) / 2),  # then ρ = 0: no update
+        (dict(method="off_policy", importance="ordinary"), dict(s1=(100, 0)), (3 + 7 + 3) / 3),  # then 0 against 3
+    ],
+    ids=str,
+)
+def test_monte_carlo_reports_the_errors_of_its_updates(flags, first, error):
+    module, args, _, state = begin("mc_control", WALK, 1, gamma=0.5, **flags)
+    state.q = table(**first)
+    batch = episode(**HAND, actions=[0, 1, 0], probs=[0.5] * 3)
+    assert module.update(state, batch, args) == {"losses/td_error": pytest.approx(error)}
+
+
 def test_a_return_that_was_cut_goes_on_in_the_last_states_value():
     # state 2: greedy 4; ε = 0.2: 3.8.  3 + ½·3.8 = 4.9, greedy 5
     batch, q = episode([0], [3.0], terminated=False, last=2), table(s2=(2, 4))
@@ -215,6 +259,27 @@ def test_planning_repeats_what_the_model_remembers():
     # what it was told last is what it remembers
     module.update(state, step(1, 0, 0.0, 6, terminated=True), args)
     assert state.q[0, 1, 0] == pytest.approx((1 - 0.5**4) * 0.5**4)
+
+
+def test_dyna_reports_the_errors_of_all_its_updates():
+    # as above: 1, ½, ¼, ⅛
+    module, args, _, state = dyna(planning_steps=3)
+    report = module.update(state, step(1, 0, 1.0, 6, terminated=True), args)
+    assert report == {"losses/td_error": pytest.approx(1.875 / 4)}
+
+
+def test_prioritised_sweeping_reports_the_errors_of_its_updates():
+    # two runs; 1 → 2 is known with reward 0, in the first run the step 2 → end pays 1: errors 1 and 0.9, one run's only
+    module, args, _, state = dyna(2, method="prioritized", planning_steps=9, learning_rate=1.0)
+    assert module.update(state, step([1, 1], 1, 0.0, 2), args) == {}  # nothing to learn
+    report = module.update(state, step([2, 2], 1, [1.0, 0.0], 6, terminated=True), args)
+    assert report == {"losses/td_error": pytest.approx(1.9 / 2)}
+
+
+def test_prioritised_sweeping_learns_in_float64():
+    module, args, _, state = dyna(method="prioritized", planning_steps=1, learning_rate=0.1)
+    module.update(state, step(1, 0, 1.0, 6, terminated=True), args)
+    assert state.q[0, 1, 0] == 0.1
 
 
 def test_planning_draws_visited_states_and_tried_actions_evenly():
@@ -359,6 +424,85 @@ def test_the_wind_is_crossed_on_the_shortest_way(env, steps):
     assert values == [-steps] * 5
 
 
+def optimal_share(q, env, gamma=1.0):
+    """Share of the runs whose greedy policy, of q [R, S, A], is worth at the start what dynamic programming gives."""
+    model = world(env).models[0]
+    greedy = [np.eye(q.shape[2])[table.argmax(1)] for table in q.numpy()]
+    worth = [policy_values(model, policy, gamma, horizon=100) @ model.start for policy in greedy]
+    return np.isclose(worth, optimal_values(model, gamma) @ model.start).mean()
+
+
+@pytest.mark.parametrize(
+    "name, flags",
+    [
+        ("sarsa", dict()),
+        ("sarsa", dict(method="expected_sarsa")),
+        ("q_learning", dict(method="watkins", trace_decay=0.5)),
+    ],
+    ids=str,
+)
+def test_the_wind_is_crossed_on_the_shortest_way_once_nothing_is_tried(name, flags):
+    """ε falls from 0.1 to 0: the policy that is learned becomes the greedy one, and its way one of 15 steps.
+
+    In all of the ten runs with seed 101; another sum's rounding may lead a run elsewhere.
+    """
+    env = "WindyGridworld"
+    module, args, envs, state = begin(name, f"textbook/{env}-v0", 10, learning_rate=0.5, **flags)
+    for count in range(8000):
+        args.epsilon = 0.1 * max(1 - count / 7200, 0)
+        module.update(state, module.collect(state, envs, args), args)
+    assert optimal_share(state.q, env) >= 0.8
+
+
+@pytest.mark.parametrize("method", ["dyna_q", "dyna_q_plus", "prioritized"])
+def test_planning_finds_the_shortest_way_through_the_maze(method):
+    """14 steps, by dynamic programming. α = 1 is exact in a deterministic world; ε = ½, so that all of it is seen.
+
+    In nine or ten of the ten runs with seed 101.
+    """
+    flags = dict(method=method, planning_steps=10, learning_rate=1.0, epsilon=0.5)
+    state, _ = train("dyna_q", "textbook/DynaMaze-v0", 10, 3000, **flags)
+    assert optimal_share(state.q, "DynaMaze", 0.95) >= 0.8
+
+
+BLACKJACK = {  # per seed, 101–110: share of the states that agree, and what the policy earns less than the best
+    "on_policy": [
+        (0.9471, 0.0070), (0.9647, 0.0035), (0.9588, 0.0026), (0.9471, 0.0067), (0.9706, 0.0028),
+        (0.9647, 0.0048), (0.9647, 0.0031), (0.9471, 0.0040), (0.9529, 0.0049), (0.9588, 0.0031),
+    ],
+    "off_policy": [
+        (0.9706, 0.0057), (0.9941, 0.0027), (0.9882, 0.0041), (0.9882, 0.0026), (0.9647, 0.0059),
+        (0.9765, 0.0051), (0.9824, 0.0026), (0.9882, 0.0038), (0.9882, 0.0023), (0.9882, 0.0033),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.learn
+@pytest.mark.parametrize("method, epsilon", [("on_policy", 0.1), ("off_policy", 0.5)])
+def test_monte_carlo_control_plays_blackjack_as_dynamic_programming_does(method, epsilon):
+    """Among the states whose two actions' values differ by more than 0.1, 170 of 200: nearer ones take more games.
+
+    The bounds are two standard deviations from the means of BLACKJACK; sticking on 20 earns 0.31 less than the best.
+    """
+    agree, less = played_blackjack(1, method=method, epsilon=epsilon)
+    recorded = np.array(BLACKJACK[method])
+    lowest, highest = recorded.mean(0) - 2 * recorded.std(0), recorded.mean(0) + 2 * recorded.std(0)
+    assert agree > lowest[0] > 0.94 and less < highest[1] < 0.0075
+
+
+def played_blackjack(seed, **flags):
+    """Of the greedy policy of 20 runs' common table, a mean by the weights of their returns."""
+    state, _ = train("mc_control", "textbook/Blackjack-v0", 20, 8000, seed=seed, **flags)
+    model = world("Blackjack").models[0]
+    best = optimal_values(model, 1.0)
+    exact = action_values(model, best, 1.0)
+    found = ((state.q * state.weights).sum(0) / state.weights.sum(0).clamp(min=1e-300)).numpy().argmax(1)
+    clear = np.abs(exact[:, 0] - exact[:, 1]) > 0.1
+    assert clear.sum() == 170
+    less = (best - policy_values(model, np.eye(2)[found], 1.0)) @ model.start
+    return (found == exact.argmax(1))[clear].mean(), less
+
+
 def test_planning_shortens_the_search_of_the_maze():
     plain, planned = (train("dyna_q", "textbook/DynaMaze-v0", 20, 700, planning_steps=n)[1] for n in (0, 10))
     assert plain < 0.5 * planned
@@ -427,16 +571,6 @@ def test_gymnasiums_tables_run_through_a_file(tmp_path, monkeypatch, env):
     with pytest.raises(ValueError, match="it was trained on another environment"):
         policy.card["env"] = "FrozenLake8x8-v1"
         zoo.evaluate(policy, 1)
-
-
-def test_render_prints_the_grid(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("sarsa", "td_prediction"):
-        module = load_algorithm(name)
-        words = ["--preset", "debug", "--total-timesteps", "400", "--render", "--run-dir", name]
-        module.main(module.parse_args(module.Args, module.PRESETS, words))
-        rows = capsys.readouterr().out.splitlines()
-        assert len(rows) == 4 and all(arrow in rows[0] for arrow in ("←", "→"))
 
 
 @pytest.mark.learn

@@ -9,10 +9,11 @@ import torch
 from algo_helpers import load_algorithm
 from tabular_helpers import LOOP, begin, beside, episode
 
-from cleanrl_zoo.data.episodes import Episodes, side_by_side
+from cleanrl_zoo.data.episodes import EpisodeBatch, Episodes, side_by_side
 from cleanrl_zoo.envs import make_vec
 from cleanrl_zoo.envs.tabular import named_policy, policy_values, world
 
+RANDOM_WALK_19 = "textbook/RandomWalk19-v0"
 HAND = ([0, 1, 0], [1.0, 2.0, 3.0])
 CUT = dict(terminated=False, last=1)  # the same, cut by a time limit in state 1
 
@@ -178,6 +179,54 @@ def test_importance_weights_by_hand():
     assert averaged(batch, policy=never, importance="weighted") == [0.0, 0.0]
 
 
+def test_a_constant_step_with_ordinary_importance_sampling_by_hand():
+    # as above, first visits: α ρ G = ½·2.25·2.75 and ½·1.5·3.5
+    policy = torch.tensor([[0.75, 0.25], [0.5, 0.5]], dtype=torch.float64)
+    batch = episode(*HAND, actions=[0, 1, 0], probs=[0.5] * 3)
+    found = averaged(batch, policy=policy, importance="ordinary", behavior="right", learning_rate=0.5)
+    assert found == pytest.approx([0.5 * 2.25 * 2.75, 0.5 * 1.5 * 3.5])
+
+
+@pytest.mark.parametrize(
+    "name, flags, error",
+    [
+        ("mc_prediction", dict(), (2.75 + 3.5) / 2),  # the second visit to state 0 is no update
+        ("mc_prediction", dict(visits="every"), (2.75 + 3.5 + 0.25) / 3),  # which finds 2.75 there
+        ("td_prediction", dict(), (1 + 2.25 + 2.5) / 3),  # 0: 1 − 0;  1: 2 + ½·½ − 0;  0: 3 − ½
+        ("td_prediction", dict(n=10), (2.75 + 3.5 + 1.625) / 3),  # 0: 3 − ½·2.75 at the second visit
+    ],
+    ids=str,
+)
+def test_the_errors_of_the_updates_are_reported(name, flags, error):
+    module, args, _, state = begin(name, "textbook/RandomWalk5-v0", 2, gamma=0.5, **flags)
+    if name == "td_prediction":
+        args.learning_rate = 0.5
+    policy = [torch.ones(7, 2, dtype=torch.float64)] if name == "mc_prediction" else []
+    report = module.update(state, episode(*HAND, run=1), *policy, args)
+    assert report == {"losses/td_error": pytest.approx(error)}
+    # with a shorter episode beside it, whose padding counts as little: 5 − 0
+    module, args, _, state = begin(name, "textbook/RandomWalk5-v0", 2, gamma=0.5, **flags)
+    if name == "td_prediction":
+        args.learning_rate = 0.5
+    batch = beside(episode([0], [5.0]), episode(*HAND, run=1))
+    updates = 2 if flags == {} and name == "mc_prediction" else 3
+    mean = (error * updates + 5) / (updates + 1)
+    assert module.update(state, batch, *policy, args) == {"losses/td_error": pytest.approx(mean)}
+
+
+def test_a_return_of_weight_0_is_no_update_to_report():
+    # π never takes action 0: with weighted sampling nothing is learned from the episode, ordinary learns 0 from both
+    never = torch.tensor([[0.0, 1.0]] * 7, dtype=torch.float64)
+    batch = episode(*HAND, actions=[0, 0, 0], probs=[0.5] * 3)
+    for importance, report in (("weighted", {}), ("ordinary", {"losses/td_error": 0.0})):
+        module, args, _, state = begin("mc_prediction", "textbook/RandomWalk5-v0", 1, importance=importance)
+        assert module.update(state, batch, never, args) == report
+    # the last action is one of π's, ρ = 2: one update, 3 − 0
+    batch = episode(*HAND, actions=[0, 0, 1], probs=[0.5] * 3)
+    module, args, _, state = begin("mc_prediction", "textbook/RandomWalk5-v0", 1, visits="every")
+    assert module.update(state, batch, never, args) == {"losses/td_error": 3.0}
+
+
 def test_monte_carlo_learns_runs_side_by_side_as_alone():
     mc, args, _, state = begin("mc_prediction", "textbook/RandomWalk5-v0", 3, gamma=0.5, importance="weighted")
     policy = torch.tensor([[0.75, 0.25], [0.5, 0.5]] * 4, dtype=torch.float64)[:7]
@@ -222,9 +271,9 @@ def test_episodes_are_handed_out_whole_and_go_on_after_a_checkpoint():
 # Convergence
 
 
-def walks(runs, episodes):
-    """`episodes` walks of each run over five states, as batches; the same for every method."""
-    td, args, envs, state = begin("td_prediction", "textbook/RandomWalk5-v0", runs)
+def walks(runs, episodes, env="textbook/RandomWalk5-v0"):
+    """`episodes` walks of each run, as batches; the same for every method."""
+    td, args, envs, state = begin("td_prediction", env, runs)
     policy = torch.from_numpy(named_policy(envs, "random"))
     return side_by_side(lambda: td.collect(state, envs, policy), runs, episodes)
 
@@ -234,7 +283,7 @@ def data():
     return walks(150, 80)
 
 
-@pytest.mark.parametrize(
+every_method = pytest.mark.parametrize(
     "flags",
     [
         dict(),
@@ -246,6 +295,9 @@ def data():
     ],
     ids=lambda flags: " ".join(map(str, flags.values())) or "td(0)",
 )
+
+
+@every_method
 def test_values_converge_to_the_exact_ones(data, flags):
     """Mean over 150 runs within 4.5 of its standard errors of k/6, which are below 0.02."""
     monte_carlo = "visits" in flags or "importance" in flags
@@ -272,6 +324,42 @@ def test_values_converge_to_the_exact_ones(data, flags):
     # an episode's last step is always one from an end: right after it, TD's values lean outwards by about α/3
     lean = 0.0 if monte_carlo else 0.4 * args.learning_rate
     assert (error.abs() <= 4.5 * spread + lean).all() and spread.max() < 0.02
+
+
+@pytest.fixture(scope="module")
+def long_data():
+    return walks(20, 400, RANDOM_WALK_19)
+
+
+@pytest.mark.learn
+@every_method
+def test_values_converge_to_the_exact_ones_on_the_long_walk(long_data, flags):
+    """Nineteen states: the mean over 20 runs within 4.5 of its standard errors of (k − 10)/10, which are below 0.06.
+
+    TD's values lean outwards in proportion to α, since an episode's last step is always one from an end. The same walks
+    with α = 0.1 and 0.05 tell it apart: V(0.05) + (V(0.05) − V(0.1)) has no such part.
+    """
+    monte_carlo = "visits" in flags or "importance" in flags
+    name, alphas = ("mc_prediction", 1) if monte_carlo else ("td_prediction", 2)
+    module, args, envs, state = begin(name, RANDOM_WALK_19, 20 * alphas)
+    for flag, value in flags.items():
+        setattr(args, flag, value)
+    policy = torch.from_numpy(named_policy(envs, "random"))
+    if "behavior" in flags:  # as above; over a hundred steps and more, π must be nearer to b
+        policy = torch.tensor([0.49, 0.51], dtype=torch.float64).expand(21, 2)
+    exact = torch.from_numpy(policy_values(world("RandomWalk19").models[0], policy.numpy(), 1.0))[1:20]
+    if not monte_carlo:
+        args.learning_rate = torch.tensor([0.1, 0.05], dtype=torch.float64).repeat_interleave(20)
+    # with one reward in the target, what is learned at one end takes long to the other: the same walks three times
+    for batch in long_data[:200] if monte_carlo else long_data * (3 if flags == {} else 1):
+        batch = batch._replace(prob=torch.full_like(batch.prob, 0.5))
+        tiled = EpisodeBatch(torch.arange(20 * alphas), *(field.repeat(1, alphas) for field in batch[1:]))
+        module.update(state, tiled, *([policy] if monte_carlo else []), args)
+    values = state.values[:, 1:20]
+    if not monte_carlo:
+        values = 2 * values[20:] - values[:20]
+    error, spread = values.mean(0) - exact, values.std(0) / 20**0.5
+    assert (error.abs() <= 4.5 * spread).all() and spread.max() < 0.06, (error / spread, spread)
 
 
 def test_a_loop_cut_by_a_time_limit_is_worth_its_infinite_sum():
@@ -311,6 +399,20 @@ def test_the_policy_that_acts_is_the_one_that_was_asked_for():
 
 
 @pytest.mark.parametrize(
+    "name, flags",
+    [
+        ("mc_prediction", dict(importance="ordinary", behavior="random", policy="optimal")),
+        ("mc_prediction", dict(behavior="optimal", policy="optimal")),  # ρ = 1
+        ("mc_control", dict()),
+        ("mc_control", dict(method="off_policy", importance="ordinary")),
+    ],
+    ids=str,
+)
+def test_a_constant_step_is_allowed_where_it_is_bounded(name, flags):
+    load_algorithm(name).Args(learning_rate=0.1, **flags).check()
+
+
+@pytest.mark.parametrize(
     "name, words, message",
     [
         ("td_prediction", ["--n", "0"], "--n 0: must be at least 1"),
@@ -319,6 +421,18 @@ def test_the_policy_that_acts_is_the_one_that_was_asked_for():
         ("mc_prediction", ["--behavior", "stick20"], "--behavior stick20: FrozenLake-v1 has random, optimal"),
         ("td_prediction", ["--method", "lambda_return", "--n", "4"], "--n 4: must be 1 with --method lambda_return"),
         ("mc_prediction", ["--behavior", "optimal"], "--behavior optimal: must take every action that --policy random"),
+        (
+            "mc_prediction",
+            ["--behavior", "random", "--policy", "optimal", "--learning-rate", "0.1"],
+            "--learning-rate 0.1: has no bound on its steps with --behavior random and --importance weighted; "
+            "leave it out or give --importance ordinary",
+        ),
+        (
+            "mc_control",
+            ["--method", "off_policy", "--learning-rate", "0.1"],
+            "--learning-rate 0.1: has no bound on its steps with --method off_policy and --importance weighted; "
+            "leave it out or give --importance ordinary",
+        ),
         ("td_prediction", ["--env", "CartPole-v1"], "a table needs both to be Discrete"),
         ("mc_control", ["--method", "off_policy", "--epsilon", "0"], "--epsilon 0.0: must be above 0"),
         ("mc_control", ["--epsilon", "2"], "--epsilon 2.0: must be at least 0 and at most 1"),

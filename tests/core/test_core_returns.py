@@ -118,6 +118,43 @@ def test_n_step_returns_shorten_at_ends_with_the_right_power_of_gamma():
         n_step_returns(rewards, next_values, none, none, 0.5, 0)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 11, 13, 16, 23, 24, 40, 512])
+def test_n_step_returns_equal_the_plain_definition(n):
+    """Each window by itself: n rewards, or as many as the episode or the array has, then the value there.
+
+    Whichever episodes end inside the windows, and for n below, equal to and beyond the 23 steps that there are.
+    """
+    rewards, _, next_values, terminated, done = random_inputs(23, 5, seed=3)
+    expected = torch.zeros_like(rewards)
+    for env in range(5):
+        for start in range(23):
+            total, discount = 0.0, 1.0
+            for t in range(start, min(start + n, 23)):
+                total, discount = total + discount * float(rewards[t, env]), discount * 0.9
+                if done[t, env]:
+                    break
+            value = 0.0 if terminated[t, env] else float(next_values[t, env])
+            expected[start, env] = total + discount * value
+    assert done.any(0).all() and (done & ~terminated).any() and terminated.any()
+    found = n_step_returns(rewards, next_values, terminated, done, 0.9, n)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+    along_rows = (x.T for x in (rewards, next_values, terminated, done))
+    assert torch.equal(n_step_returns(*along_rows, 0.9, n, dim=1), found.T)
+
+
+def test_the_gradient_of_n_step_returns_by_hand():
+    # n 3, gamma 1/2: G0 = r0 + r1/2 + r2/4 + V'2/8, and nothing else
+    rewards, next_values = (torch.zeros(6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    none = torch.zeros(6)
+    n_step_returns(rewards, next_values, none, none, 0.5, 3)[0].backward()
+    close(rewards.grad, [1, 0.5, 0.25, 0, 0, 0])
+    close(next_values.grad, [0, 0, 0.125, 0, 0, 0])
+
+
+def test_n_step_returns_of_no_step_are_empty():
+    assert n_step_returns(*(torch.zeros(0, 3) for _ in range(4)), 0.9, 4).shape == (0, 3)
+
+
 def test_masked_steps_are_stepped_over_by_hand():
     # gamma = lambda = 1/2, two tool steps in the middle. A3 = 2 - 6 = -4. The successor of step 0 is step 3, V = 6:
     # delta0 = 1 + 6/2 - 4 = 0, A0 = 0 + (-4)/4 = -1.

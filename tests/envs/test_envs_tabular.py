@@ -198,6 +198,41 @@ def test_a_maze_changes_by_the_steps_of_its_life_not_of_the_episode():
         assert moved == (below - 9 if life < 1000 else below)
 
 
+def greedy_act(model):
+    actions = tb.action_values(model, tb.optimal_values(model, 0.95), 0.95).argmax(1)
+    return lambda obs: actions[obs]
+
+
+@pytest.mark.parametrize("vec", ["tabular", "gymnasium"])
+@pytest.mark.parametrize("name, change, steps", [("BlockingMaze", 1000, (10, 16)), ("ShortcutMaze", 3000, (16, 10))])
+def test_an_evaluation_has_the_world_as_it_is_by_then(vec, name, change, steps):
+    envs, play = tb.make_tabular(f"textbook/{name}-v0", 3, 2, 0, vec)
+    before, after = map(greedy_act, tb.known_world(envs).models)
+    # one step before the change the maze is still the first, and stays it for the whole way
+    for global_step, act, length in ((0, before, steps[0]), (3 * change - 1, before, steps[0]),
+                                     (3 * change, after, steps[1]), (9 * change, after, steps[1])):  # fmt: skip
+        returns, lengths = play(act, global_step)
+        assert returns.tolist() == [1.0, 1.0] and lengths.tolist() == [length, length]
+    # the training environments did not move
+    assert envs.state_dict()["elapsed"].tolist() == [0, 0, 0] and envs.pop_episodes() == []
+
+
+def test_a_way_that_is_closed_by_then_leads_nowhere():
+    envs, play = tb.make_tabular("textbook/BlockingMaze-v0", 1, 1, 0)
+    before, after = map(greedy_act, tb.known_world(envs).models)
+    for act, global_step in ((before, 1000), (after, 999)):
+        returns, lengths = play(act, global_step)
+        assert returns.tolist() == [0.0] and lengths.tolist() == [tb.LIMIT]
+
+
+def test_the_world_of_an_evaluation_is_named():
+    maze, still = make_vec("textbook/BlockingMaze-v0", 2, 0), make_vec("textbook/DynaMaze-v0", 2, 0)
+    assert [tb.present_world(maze, step) for step in (0, 1999, 2000, 2001)] == [{"changes": k} for k in (0, 0, 1, 1)]
+    assert tb.present_world(still, 9000) == tb.present_world(make_vec("CartPole-v1", 1, 0), 9000) == {}
+    fixed = make_vec("textbook/BlockingMaze-v0", 2, 0, env_kwargs={"changes": 1})
+    assert fixed.world.changes == () and tb.exact_model(fixed) is maze.world.models[1]
+
+
 def test_outcomes_come_as_often_as_the_model_says():
     envs = make_vec("FrozenLake-v1", 8000, 3)
     model = tb.exact_model(envs)
@@ -308,6 +343,8 @@ def test_error_against_the_exact_values_counts_occupied_states():
     off[:, [0, 6]] = 100.0  # the ends have no values
     assert float(error(off)) == pytest.approx(0.25)
     assert tb.value_error(make_vec("Blackjack-v1", 1, 0), np.full((704, 2), 0.5), 1.0) is None
+    maze = make_vec("textbook/BlockingMaze-v0", 1, 0)  # whose values change with it
+    assert tb.value_error(maze, tb.named_policy(maze, "random"), 0.95) is None
 
 
 def test_a_small_grid_is_shown():
