@@ -205,7 +205,7 @@ class TrainState:
         return cls(online, deepcopy(online).requires_grad_(False), Adam(online.parameters()), replay, obs, *generators)
 
     def __post_init__(self) -> None:
-        self.preferences = self.online.preferences()  # reads the network's parameters, so not part of a checkpoint
+        self.preferences = self.online.preferences()  # reads the memory of this network: it is changed in place only
 
     def cut(self, obs: np.ndarray) -> None:
         """Goes on in `obs` [N, D] after all episodes were dropped, as an engine does that cannot save its state."""

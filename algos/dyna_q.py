@@ -2,8 +2,8 @@
 
 Sutton (1990), "Integrated Architectures for Learning, Planning, and Reacting Based on Approximating Dynamic
 Programming"; Moore & Atkeson (1993), "Prioritized Sweeping". As in Sutton & Barto (2018), "Reinforcement Learning: An
-Introduction", 2nd edition, chapter 8. After each real step, which is learned from as in Q-learning, the model remembers
-what followed:
+Introduction", 2nd edition, chapter 8. After each real step, from which Dyna-Q learns as Q-learning does, the model
+remembers what followed:
 
     Model(S, A) ← R, S'
     n times:  draw a state s that was visited and an action a that was taken in it;  r, s' ← Model(s, a)

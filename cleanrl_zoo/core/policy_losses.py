@@ -109,6 +109,8 @@ def tapered_pg(logprob: Tensor, behavior_logprob: Tensor, advantage: Tensor, mas
 
 
 def _ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
-    """exp(logprob − old_logprob), finite where it would overflow: else a clipped or masked element, whose gradient is
-    0, would have 0 · inf."""
-    return torch.exp((logprob - old_logprob).clamp(max=math.floor(math.log(torch.finfo(logprob.dtype).max))))
+    """exp(logprob − old_logprob), at most max^¾ of what the dtype holds (e^66 in float32), and beyond without gradient.
+
+    Where it overflowed, the gradient of a clipped or masked element would be 0 · inf.
+    """
+    return torch.exp((logprob - old_logprob).clamp(max=0.75 * math.log(torch.finfo(logprob.dtype).max)))

@@ -65,7 +65,8 @@ def n_step_returns(
     while more > 0:
         if more % 2:
             returns = torch.cat((increment[:-span] + decay[:-span] * returns[span:], increment[-span:]))
-        increment, decay = _doubled(increment, decay, span)
+        if more > 1:
+            increment, decay = _doubled(increment, decay, span)
         more, span = more // 2, 2 * span
     return returns.movedim(0, dim)
 

@@ -164,7 +164,7 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the store takes: as `plan` predicts, and more with the ends of episodes beyond the first 64."""
+        """Bytes that the store takes: as `plan` predicts, and more where many episodes ended in it."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def __len__(self) -> int:
@@ -259,7 +259,7 @@ class Replay:
             if available is not None and needed > available:
                 raise MemoryError(
                     f"the replay needs {_gigabytes(needed)} for the ends of {size:,} episodes, only "
-                    f"{_gigabytes(available)} of memory are free; start with a smaller --buffer-size"
+                    f"{_gigabytes(available)} of memory are free; it has to be a smaller one"
                 )
             larger = np.zeros((size, *self._records.shape[1:]), self._records.dtype)
             larger[live % size] = self._records[live % len(self._records)]

@@ -270,6 +270,7 @@ def make_tabular(env_id: str, num_envs: int, eval_episodes: int, seed: int, vec:
     def play(act: Act, global_step: int) -> tuple[np.ndarray, np.ndarray]:
         return run_episodes(eval_envs(**present_world(envs, global_step)), act)
 
+    eval_envs(**present_world(envs, 0))  # what is wrong with them is told before the training
     return envs, play
 
 

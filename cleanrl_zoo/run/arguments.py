@@ -245,10 +245,10 @@ def check_learning_starts(args: Any) -> None:
 
 
 def check_game_flags(args: Any, is_game: bool) -> None:
-    """Raises ValueError where a flag that only Atari's engine understands is given for another environment."""
+    """Raises ValueError where a flag that only Atari's engine understands is not at its default elsewhere."""
     for name in ("repeat_action_probability", "episodic_life"):
         value, default = getattr(args, name), getattr(type(args), name)
-        if not is_game and value != default:
+        if not is_game and value != default and args.resume is None:
             given = f"{flag('no_' + name)}" if value is False else f"{flag(name)} {value}"
             here = f"--env {args.env} with --vec {args.vec}"
             raise ValueError(f"{given}: only for games of Atari's own engine, not for {here}; leave it out")

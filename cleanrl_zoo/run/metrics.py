@@ -37,7 +37,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "losses/clipfrac_low": ("share", "ratios below 1 − clip_low"),
     "losses/clipfrac_high": ("share", "ratios above 1 + clip_high"),
     "losses/explained_variance": ("1", "1 − Var(returns − values) / Var(returns), values before the update"),
-    "losses/grad_norm": ("1", "Euclidean norm of the whole gradient before clipping"),
+    "losses/grad_norm": (
+        "1",
+        "Euclidean norm of the whole gradient before any clipping; of critics and policy together, without α's",
+    ),
     "losses/improvement": ("1", "rise of the surrogate by the trust-region step that was taken, 0 where refused"),
     "losses/expected_improvement": ("1", "the same by the linear model: gradient · step"),
     "losses/step_fraction": ("1", "share of the full trust-region step that the line search took, 0 where refused"),

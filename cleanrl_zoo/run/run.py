@@ -422,12 +422,14 @@ class Run:
             self.progress.message(f"error: {error}; {last}; mend that and go on with: {resume}")
             sys.exit(1)
         if isinstance(error, NonFinite):
-            advice = f"; try a smaller {flag('learning_rate')}" if "losses/" in str(error) else ""
+            diverged = str(error).startswith(("losses/", "actions"))
+            advice = f"; try a smaller {flag('learning_rate')}" if diverged else ""
             self.progress.message(f"error: {error} at {self.args.words.unit[:-1]} {self.global_step:,}; {last}{advice}")
             sys.exit(1)
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
             where = f"{self.args.words.unit[:-1]} {self.global_step:,}"
-            self.progress.message(f"error: out of memory at {where}: {error}; {last}")
+            told = f": {str(error).splitlines()[0]}" if str(error) else ""
+            self.progress.message(f"error: out of memory at {where}{told}; {last}; go on with: {resume}")
             sys.exit(1)
         if isinstance(error, OSError) and error.filename is not None and str(self.run_dir) in str(error.filename):
             self.progress.message(f"error: {error.filename}: {error.strerror}; {last}; go on with: {resume}")

@@ -37,6 +37,8 @@ def test_a_ratio_that_overflows_leaves_no_nan(dtype):
     loss, gradient = value_and_gradient(clipped_surrogate, logprob, old, advantage, dual_clip=3.0)
     torch.testing.assert_close(loss, torch.tensor([-1.2, 0.0, 3.0], dtype=dtype))
     assert gradient.tolist() == [0.0, 0.0, 0.0]
+    loss, _ = value_and_gradient(clipped_surrogate, logprob, old, torch.full_like(old, -3.0))
+    assert loss.isfinite().all() and (loss > 1e28).all()
     loss, gradient = value_and_gradient(kl_penalized_surrogate, logprob, old, 0 * advantage, old, 1.0)
     assert loss.tolist() == gradient.tolist() == [0.0, 0.0, 0.0]
 

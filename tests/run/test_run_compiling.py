@@ -1,8 +1,9 @@
 import shutil
+from types import SimpleNamespace
 
 import torch
 
-from cleanrl_zoo.run.compiling import compile_function, resolve_compile
+from cleanrl_zoo.run.compiling import _guards_that_can_fail, compile_function, resolve_compile
 
 
 def test_without_a_compiler_the_run_says_so_and_goes_on(monkeypatch, capsys):
@@ -25,6 +26,22 @@ def test_the_compiler_is_the_one_that_torch_takes(monkeypatch):
 
 def test_not_enabled_means_untouched():
     assert compile_function(len, False) is len
+
+
+def test_which_conditions_are_tested_at_each_call(monkeypatch):
+    """Those on tensors, whatever they belong to; of the others none on a global name or on torch's own layers."""
+
+    def guard(kind, is_global, is_layer):
+        source = SimpleNamespace(is_unspecialized_builtin_nn_module=lambda: is_layer)
+        return SimpleNamespace(guard_type=kind, is_global=is_global, orig_guard=SimpleNamespace(source=source))
+
+    kinds = [(kind, *flags) for kind in ("TENSOR_MATCH", "EQUALS_MATCH") for flags in ((0, 0), (1, 0), (0, 1))]
+    kept = _guards_that_can_fail([guard(*kind) for kind in kinds])
+    assert kept == [True, True, True, True, False, False]
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: asked.append(settings["options"]) or function)
+    compile_function(len, True)
+    assert asked[0]["guard_filter_fn"] is _guards_that_can_fail
 
 
 def test_compiled_code_sees_new_shapes_flags_and_parameters():
