@@ -181,13 +181,13 @@ def checkpoints(small: Replay, frames: Replay) -> dict[str, float]:
 
 def table(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    small, frames = ({name: middle for name, middle, _ in record[kind]} for kind in ("small", "frames"))
+    small, frames = ({name: middle for name, middle, _ in record["times"][kind]} for kind in ("small", "frames"))
     lines = [f"{SIZE:,} transitions of 11 observations and 3 actions, batches of {BATCH}:", ""]
     for kind in ("small", "frames"):
         if kind == "frames":
             lines += ["", f"{FRAMES:,} transitions of 84 × 84 × 4 frames, batches of {BATCH} with `gather`:", ""]
         lines += ["| a call | µs | fastest round |", "| --- | --- | --- |"]
-        lines += [f"| {name} | {middle:,.1f} | {fastest:,.1f} |" for name, middle, fastest in record[kind]]
+        lines += [f"| {name} | {middle:,.1f} | {fastest:,.1f} |" for name, middle, fastest in record["times"][kind]]
     lines += ["", "| a checkpoint | seconds |", "| --- | --- |"]
     lines += [f"| {name} | {seconds:.2f} |" for name, seconds in record["checkpoints"].items()]
     where, code = record["machine"], record["commit"] or "no commit"
@@ -219,9 +219,10 @@ def main(argv: list[str] | None = None) -> int:
         "machine": machine(), "commit": commit, "dirty": dirty, "versions": versions(),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"), "load_before": os.getloadavg()[0],
     }  # fmt: skip
-    small, record["small"] = small_observations()
-    frames, record["frames"] = frame_stores()
-    record["checkpoints"] = checkpoints(small, frames)
+    small, times_small = small_observations()
+    frames, times_frames = frame_stores()
+    record["times"] = {"small": times_small, "frames": times_frames}  # microseconds
+    record["checkpoints"] = checkpoints(small, frames)  # seconds
     out = args.results / "speed" / "replay.json"
     write_text(out, json.dumps(record, indent=1) + "\n")
     write_text(out.with_suffix(".md"), table(record))

@@ -109,7 +109,7 @@ def front_page(groups: list[Group], folder: Path, readme: Path) -> str:
 def speed_block(folder: Path) -> str:
     """What `speed.py` measured: one table of all records; below it the tables of the other records."""
     paths = sorted(folder.glob("*.md"))
-    contents = [read_json(path.with_suffix(".json"), "machine") for path in paths]
+    contents = [read_json(path.with_suffix(".json"), "times") for path in paths]
     records = [content for content in contents if "rows" in content]
     earlier = [path.read_text() for path, content in zip(paths, contents, strict=True) if "rows" not in content]
     return "\n\n".join([*([speed_table(records)] if records else []), *earlier])

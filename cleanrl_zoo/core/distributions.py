@@ -66,7 +66,7 @@ class Categorical:
 
     def log_prob(self, action: Tensor) -> Tensor:
         """action [...] of integers -> [...]. Raises ValueError unless it has one dimension fewer than the logits."""
-        return chosen(self.logits, action, "logits")
+        return chosen(self.logits, action, "logits", "action")
 
     def entropy(self) -> Tensor:
         """−Σ_a p log p."""

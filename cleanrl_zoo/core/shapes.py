@@ -31,13 +31,13 @@ def check_equal(**tensors: Tensor) -> None:
             raise ValueError(f"shapes differ: {_listed(tensors)}; all of them must have the same shape")
 
 
-def chosen(table: Tensor, index: Tensor, name: str) -> Tensor:
+def chosen(table: Tensor, index: Tensor, name: str, index_name: str) -> Tensor:
     """table[..., index] for one number per row: table [..., A], integers [...] -> [...]; size-1 dimensions broadcast.
 
-    `name` is the table's in the error. Raises ValueError unless index has one dimension fewer than the table.
+    The names are those of the error. Raises ValueError unless index has one dimension fewer than the table.
     """
     column = index.long().unsqueeze(-1)
-    check_broadcast(**{name: table, "action": column})
+    check_broadcast(**{name: table, index_name: column})
     if table.shape[:-1] != index.shape:  # gather does not broadcast: it would read the first rows only
         rows = torch.broadcast_shapes(table.shape[:-1], index.shape)
         table, column = table.expand(*rows, -1), column.expand(*rows, 1)

@@ -28,7 +28,7 @@ def sarsa_target(
     reward: Tensor, next_q: Tensor, next_action: Tensor, terminated: Tensor, gamma: float | Tensor
 ) -> Tensor:
     """r + γ(1 − term) Q(s', a') for the action a' that is taken next (Sutton & Barto eq. 6.7)."""
-    return _bootstrap(reward, chosen(next_q, next_action, "next_q"), terminated, gamma)
+    return _bootstrap(reward, chosen(next_q, next_action, "next_q", "next_action"), terminated, gamma)
 
 
 def expected_sarsa_target(

@@ -259,7 +259,7 @@ class Replay:
             if available is not None and needed > available:
                 raise MemoryError(
                     f"the replay needs {_gigabytes(needed)} for the ends of {size:,} episodes, only "
-                    f"{_gigabytes(available)} of memory are free; it has to be a smaller one"
+                    f"{_gigabytes(available)} of memory are free; free more, or begin anew with a smaller one"
                 )
             larger = np.zeros((size, *self._records.shape[1:]), self._records.dtype)
             larger[live % size] = self._records[live % len(self._records)]

@@ -59,10 +59,12 @@ def mlp_on_arrays(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
     """
     layers: list[tuple[np.ndarray, np.ndarray] | None] = []
     for layer in network:
-        if not isinstance(layer, nn.Linear | nn.ReLU) or getattr(layer, "bias", True) is None:
+        if isinstance(layer, nn.ReLU):
+            layers.append(None)
+        elif isinstance(layer, nn.Linear) and layer.bias is not None:
+            layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy()))
+        else:
             raise ValueError(f"a layer {layer}: allowed are Linear with a bias and ReLU")
-        is_linear = isinstance(layer, nn.Linear)
-        layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy()) if is_linear else None)
 
     def function(obs: np.ndarray) -> np.ndarray:
         features = obs.astype(np.float32, copy=False)

@@ -246,9 +246,11 @@ def check_learning_starts(args: Any) -> None:
 
 def check_game_flags(args: Any, is_game: bool) -> None:
     """Raises ValueError where a flag that only Atari's engine understands is not at its default elsewhere."""
+    if is_game or args.resume is not None:
+        return
     for name in ("repeat_action_probability", "episodic_life"):
         value, default = getattr(args, name), getattr(type(args), name)
-        if not is_game and value != default and args.resume is None:
+        if value != default:
             given = f"{flag('no_' + name)}" if value is False else f"{flag(name)} {value}"
             here = f"--env {args.env} with --vec {args.vec}"
             raise ValueError(f"{given}: only for games of Atari's own engine, not for {here}; leave it out")

@@ -298,12 +298,14 @@ RANDOM = 7.0
 
 
 @pytest.mark.learn
-def test_learns_to_balance_the_pendulum():
+@pytest.mark.parametrize("seed, recorded", [(1, RECORDED), (101, RECORDED[4:14])])
+def test_learns_to_balance_the_pendulum(seed, recorded):
     """InvertedPendulum-v4, 20,480 steps: mean length of the last 20 training episodes.
 
     The bound is the mean of RECORDED, 417, minus two standard deviations of 107: none of its 24 seeds would fail (the
-    lowest is 6 above it). The seed, 1 as in the other files, is not among them; it gave 283. A random policy lasts 7.
+    lowest is 6 above it). The seed, 1 as in the other files, is not among them; it gave 283. Seed 101 is held to the
+    narrower bound of seeds 101–110, 285, of which it is the first. A random policy lasts 7.
     """
-    args = parse_args(ppo.Args, ppo.PRESETS, [*LEARN, "--seed", "1"])
+    args = parse_args(ppo.Args, ppo.PRESETS, [*LEARN, "--seed", str(seed)])
     lengths = [episode[1] for episode in training_episodes(ppo, args, ppo.minibatch_step)[-20:]]
-    assert np.mean(lengths) > np.mean(RECORDED) - 2 * np.std(RECORDED) > 10 * RANDOM
+    assert np.mean(lengths) > np.mean(recorded) - 2 * np.std(recorded) > 10 * RANDOM

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import replay_speed
+import report
 
 
 @pytest.fixture
@@ -15,17 +16,18 @@ def small(monkeypatch):
 def test_the_record_and_its_table(small, tmp_path, capsys):
     assert replay_speed.main(["--results", str(tmp_path), "--force"]) == 0
     record = json.loads((tmp_path / "speed/replay.json").read_text())
-    assert [name for name, *_ in record["frames"]] == ["uniform", "proportional"]
-    assert all(0 < fastest <= middle for kind in ("small", "frames") for _, middle, fastest in record[kind])
+    assert [name for name, *_ in record["times"]["frames"]] == ["uniform", "proportional"]
+    assert all(0 < fastest <= middle for kind in ("small", "frames") for _, middle, fastest in record["times"][kind])
     assert all(seconds > 0 for seconds in record["checkpoints"].values()) and len(record["checkpoints"]) == 4
-    assert (tmp_path / "speed/replay.md").read_text() == capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert (tmp_path / "speed/replay.md").read_text() == text == report.speed_block(tmp_path / "speed")
 
 
 def test_the_ratios_by_hand():
     rows = [(replay_speed.PROPORTIONAL, 200.0, 190.0), (replay_speed.PYTHON, 2600.0, 2500.0)]
     frames = [("uniform", 100.0, 90.0), ("proportional", 125.0, 99.0)]
-    record = {"small": rows, "frames": frames, "checkpoints": {"one": 0.5}, "commit": "a" * 40, "dirty": True,
-              "machine": {"cpu": "X", "system": "Y"}, "versions": {"torch": "1"}}  # fmt: skip
+    record = {"times": {"small": rows, "frames": frames}, "checkpoints": {"one": 0.5}, "commit": "a" * 40,
+              "dirty": True, "machine": {"cpu": "X", "system": "Y"}, "versions": {"torch": "1"}}  # fmt: skip
     text = replay_speed.table(record)
     assert "**200 µs**" in text and "**13.0**" in text and "**1.25**" in text and "aaaaaaaaaaaa (modified)" in text
 
