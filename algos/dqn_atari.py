@@ -129,6 +129,9 @@ class Args(EnvArgs):
 
 
 PRESETS = {
+    "pong": {"env": "ALE/Pong-v5", "total_timesteps": 500_000, "double": True, "n_step": 3, "loss": "huber",
+             "learning_rate": 2.5e-4, "buffer_size": 500_000, "learning_starts": 10_000, "target_update_every": 2000,
+             "exploration_fraction": 0.2, "max_grad_norm": 10.0, "channels": (16, 32, 32), "hidden": 256},
     "debug": {"env": "probe/MatchFrames-v0", "total_timesteps": 1024, "num_envs": 2, "env_threads": 1, "compile": False,
               "learning_starts": 128, "updates_per_step": 0.0625, "target_update_every": 100, "channels": (4, 4, 4),
               "hidden": 16, "eval_every": 0, "eval_episodes": 2, "checkpoint_every": 512, "log_every": 256},

@@ -208,6 +208,7 @@ SUITES: dict[str, tuple[Entry, ...]] = {
         *grid(("dqn",), ("CartPole-v1", "Acrobot-v1"), 500_000, EVERY_100K),
         *grid(("dqn",), ("MountainCar-v0",), 120_000, ("--preset", "mountain_car", *EVERY_25K)),
         *grid(("dqn",), ("LunarLander-v3",), 400_000, ("--preset", "lunar_lander", *EVERY_100K)),
+        Entry("dqn_atari", "ALE/Pong-v5", (1,), 500_000, ("--preset", "pong", "--eval-every", "50000")),
     ),
     # Models of the world beside the same environment without one, over the same real steps.
     "model_based": (
