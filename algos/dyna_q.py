@@ -35,6 +35,7 @@ from torch import Tensor
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import q_target
 from cleanrl_zoo.data.episodes import Transition
+from cleanrl_zoo.data.table_model import TableModel
 from cleanrl_zoo.envs import VecEnv
 from cleanrl_zoo.envs.tabular import allowed_actions, make_tabular, present_world, show
 from cleanrl_zoo.nn import epsilon_greedy_probs, greedy_probs, mean_error, new_table, sample_action
@@ -85,13 +86,9 @@ PRESETS = {
 class TrainState:
     """All that changes during training; a checkpoint is this, the environments and the log's position."""
 
-    q: Tensor  # [R, S, A], as all down to `priority`
-    model_reward: Tensor
-    model_next: Tensor
-    model_terminated: Tensor
-    tried: Tensor  # the model holds something
-    when: Tensor  # `global_step` at which the pair was tried last
-    priority: Tensor  # P, 0 for pairs that do not wait
+    q: Tensor  # [R, S, A]
+    model: TableModel
+    priority: Tensor  # [R, S, A] P, 0 for pairs that do not wait
     obs: np.ndarray  # int64 [R]
     generator: torch.Generator
     global_step: int = 0
@@ -99,10 +96,8 @@ class TrainState:
     @classmethod
     def create(cls, args: Args, envs: VecEnv) -> "TrainState":
         q = new_table(args.num_envs, torch.from_numpy(allowed_actions(envs)))
-        zero, untried = torch.zeros_like(q), torch.zeros(q.shape, dtype=torch.bool)
-        itself = torch.arange(q.shape[1]).view(1, -1, 1).expand(q.shape).clone()  # an untried pair leads back
-        model = zero, itself, untried, untried.clone(), torch.zeros(q.shape, dtype=torch.int64)
-        return cls(q, *model, zero.clone(), obs=envs.reset(), generator=torch_generator(args.seed, "noise"))
+        model, noise = TableModel.empty(*q.shape), torch_generator(args.seed, "noise")
+        return cls(q, model, torch.zeros_like(q), obs=envs.reset(), generator=noise)
 
     def cut(self, obs: np.ndarray) -> None:
         """Goes on in `obs` [R] after all episodes were dropped, as an engine does that cannot save its state."""
@@ -123,42 +118,27 @@ def collect(state: TrainState, envs: VecEnv, args: Args) -> Transition:
 def learn(q: Tensor, step: Transition, alpha: float | Tensor, gamma: float) -> Tensor:
     """Q-learning (eq. 6.8) from one step of every run, real or imagined; returns the errors [R]."""
     runs = torch.arange(len(q))
-    target = q_target(step.reward, q[runs, step.next_obs], step.terminated, gamma)
-    error = target - q[runs, step.obs, step.action]
+    error = q_target(step.reward, q[runs, step.next_obs], step.terminated, gamma) - q[runs, step.obs, step.action]
     q[runs, step.obs, step.action] += alpha * error
     return error
-
-
-def remember(state: TrainState, step: Transition) -> None:
-    """Puts a real step into the model."""
-    pair = torch.arange(len(state.q)), step.obs, step.action
-    state.model_reward[pair], state.model_next[pair] = step.reward, step.next_obs
-    state.model_terminated[pair], state.tried[pair], state.when[pair] = step.terminated, True, state.global_step
-
-
-def recall(state: TrainState, obs: Tensor, action: Tensor) -> Transition:
-    """What the model says would follow, for one pair of every run; obs and action [..., R]."""
-    pair = torch.arange(len(state.q)), obs, action
-    ended = state.model_terminated[pair]
-    return Transition(obs, action, state.model_reward[pair], state.model_next[pair], ended, ended)
 
 
 def imagine(state: TrainState, args: Args) -> list[Transition]:
     """What the model says of a pair drawn for every run, once for each planning step."""
     runs, plus = torch.arange(len(state.q)), args.method == "dyna_q_plus"
     uniform = torch.rand(args.planning_steps, 2, len(runs), generator=state.generator, dtype=state.q.dtype)
-    obs = sample_action(state.tried.any(-1).double(), uniform[:, 0])  # [n, R] evenly among those visited
-    choices = state.q > RULED_OUT / 2 if plus else state.tried
-    imagined = recall(state, obs, sample_action(choices[runs, obs].double(), uniform[:, 1]))
+    obs = sample_action(state.model.tried.any(-1).double(), uniform[:, 0])  # [n, R] evenly among those visited
+    choices = state.q > RULED_OUT / 2 if plus else state.model.tried
+    imagined = state.model.recall(obs, sample_action(choices[runs, obs].double(), uniform[:, 1]))
     if plus:
-        idle = (state.global_step - state.when[runs, imagined.obs, imagined.action]).double() / len(runs)  # [n, R] τ
-        imagined = imagined._replace(reward=imagined.reward + args.kappa * idle.sqrt())
+        idle = state.global_step - state.model.when[runs, imagined.obs, imagined.action]  # [n, R] steps of all runs
+        imagined = imagined._replace(reward=imagined.reward + args.kappa * (idle.double() / len(runs)).sqrt())
     return [Transition(*one) for one in zip(*imagined, strict=True)]
 
 
 def update(state: TrainState, step: Transition, args: Args) -> dict[str, Tensor]:
     """Remembers a real step of every run, learns from it, and plans."""
-    remember(state, step)
+    state.model.remember(step, state.global_step)
     if args.method == "prioritized":
         errors = sweep(state, step, args)
     else:  # drawn all at once: planning changes values, not the model
@@ -177,16 +157,17 @@ def sweep(state: TrainState, step: Transition, args: Args) -> list[Tensor]:
         if not busy.any():
             break
         state.priority[runs, obs, action] = 0.0
-        errors.append(learn(state.q, recall(state, obs, action), args.learning_rate * busy.double(), args.gamma)[busy])
-        leads = state.tried & ~state.model_terminated & (state.model_next == obs.view(-1, 1, 1)) & busy.view(-1, 1, 1)
-        wait(state, leads.nonzero(as_tuple=True), args)  # pairs whose remembered successor has just changed
+        alpha = args.learning_rate * busy.double()  # [R]
+        errors.append(learn(state.q, state.model.recall(obs, action), alpha, args.gamma)[busy])
+        changed = state.model.leading_to(obs) & busy.view(-1, 1, 1)  # [R, S, A] the value after these pairs
+        wait(state, changed.nonzero(as_tuple=True), args)
     return errors
 
 
 def wait(state: TrainState, pairs: tuple[Tensor, ...], args: Args) -> None:
     """Lets remembered pairs (runs, states, actions) wait for their update, by their error if it is above θ."""
-    next_q = state.q[pairs[0], state.model_next[pairs]]
-    target = q_target(state.model_reward[pairs], next_q, state.model_terminated[pairs], args.gamma)
+    model, next_q = state.model, state.q[pairs[0], state.model.next_obs[pairs]]
+    target = q_target(model.reward[pairs], next_q, model.terminated[pairs], args.gamma)
     size = (target - state.q[pairs]).abs()
     state.priority[pairs] = torch.maximum(state.priority[pairs], torch.where(size > args.theta, size, 0.0))
 

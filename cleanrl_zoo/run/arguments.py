@@ -331,6 +331,9 @@ def parse_args(
     try:
         with contextlib.redirect_stderr(errors):
             args = tyro.cli(cls, args=argv, default=default, description=(cls.__doc__ or "").strip())
+    except BrokenPipeError:  # of --help, whose reader (`| head`) has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush fails too
+        raise SystemExit(0) from None
     except SystemExit as stop:
         if stop.code in (0, None):
             raise

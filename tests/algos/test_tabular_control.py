@@ -285,7 +285,7 @@ def test_prioritised_sweeping_learns_in_float64():
 def test_planning_draws_visited_states_and_tried_actions_evenly():
     module, args, _, state = dyna(4000, planning_steps=1, learning_rate=1.0)
     for obs, action in ((1, 0), (2, 1), (2, 0), (4, 1)):
-        module.remember(state, step([obs] * 4000, action, 1.0, 6, terminated=True))
+        state.model.remember(step([obs] * 4000, action, 1.0, 6, terminated=True), state.global_step)
     module.update(state, step([1] * 4000, 0, 1.0, 6, terminated=True), args)
     state.q[:, 1, 0] = 0.0  # the real step's
     drawn = (state.q != 0).double().mean(0)  # a third each state, half of it each of the two actions of state 2
@@ -297,7 +297,7 @@ def test_dyna_q_plus_pays_for_pairs_long_untried_and_imagines_the_untried():
     # α = 1, κ = 0.1, steps 1 … 9 without a try: pair (1, 0), last tried at step 0, is worth 1 + 0.1·√9 = 1.3;
     # (1, 1), never tried, leads back to 1 with 0.1·√9 and is worth 0.3 + 0.9·max Q(1)
     module, args, _, state = dyna(200, method="dyna_q_plus", planning_steps=1, learning_rate=1.0, kappa=0.1)
-    module.remember(state, step([1] * 200, 0, 1.0, 6, terminated=True))
+    state.model.remember(step([1] * 200, 0, 1.0, 6, terminated=True), state.global_step)
     state.global_step = 9 * 200
     module.update(state, step([5] * 200, 0, 0.0, 6, terminated=True), args)
     found = {tuple(run.nonzero()[0].tolist()): float(run.sum()) for run in state.q if run.count_nonzero()}
@@ -320,7 +320,7 @@ def test_prioritised_sweeping_works_backwards_from_the_surprise():
 def test_prioritised_sweeping_takes_the_largest_error_first_and_none_below_theta():
     module, args, _, state = dyna(method="prioritized", planning_steps=1, learning_rate=1.0, theta=0.5)
     state.priority[0, 4, 0] = 2.0
-    module.remember(state, step(4, 0, 2.0, 6, terminated=True))
+    state.model.remember(step(4, 0, 2.0, 6, terminated=True), state.global_step)
     module.update(state, step(1, 0, 1.0, 6, terminated=True), args)
     assert state.q[0, 4, 0] == 2.0 and state.q[0, 1, 0] == 0.0 and state.priority[0, 1, 0] == 1.0
     module.update(state, step(2, 0, 0.4, 6, terminated=True), args)  # below θ; the 1 that waits is taken

@@ -1,8 +1,11 @@
 import dataclasses
 import io
 import json
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -90,6 +93,17 @@ def test_help_on_a_terminal_without_the_characters(monkeypatch):
     with pytest.raises(SystemExit) as stop:
         parse_args(MoreArgs, PRESETS, ["--help"])
     assert stop.value.code == 0
+
+
+def test_help_whose_reader_leaves_is_quiet():
+    code = "from test_run_arguments import MoreArgs, parse_args; parse_args(MoreArgs, {}, ['--help'])"
+    reader, writer = os.pipe()
+    os.close(reader)  # as `| head` does once it has its lines
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, cwd=Path(__file__).parent
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_flag_of_two_numbers_or_none_says_so(capsys):
