@@ -82,8 +82,11 @@ MUJOCO = ("Hopper-v4", "Walker2d-v4", "HalfCheetah-v4")
 DQN_BASES = {
     "CartPole-v1": ("--learning-starts", "1000", "--updates-per-step", "0.5"),
     "Acrobot-v1": ("--learning-starts", "1000", "--updates-per-step", "0.5"),
-    "LunarLander-v3": ("--preset", "lunar_lander"),
-}
+    "LunarLander-v3": ("--num-envs", "4", "--loss", "huber", "--learning-rate", "5e-4", "--gamma", "0.995",
+                       "--buffer-size", "100000", "--updates-per-step", "0.5", "--batch-size", "64", "--tau", "0.005",
+                       "--target-update-every", "4", "--end-epsilon", "0.02", "--exploration-fraction", "0.15",
+                       "--hidden", "128", "128"),
+}  # fmt: skip
 DQN_SEEDS = {"CartPole-v1": tuple(range(1, 11)), "Acrobot-v1": (1, 2, 3, 4, 5), "LunarLander-v3": (1, 2, 3, 4, 5)}
 DQN_PARTS = {
     "double": ("--double",),
