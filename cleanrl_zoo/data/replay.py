@@ -324,18 +324,18 @@ class Replay:
 
     def _window(self, index: np.ndarray, out: "_Output") -> np.ndarray:
         """The row at which the n-step window of each row ends, [B]; fills its discounted rewards and discount."""
-        env, slot = np.divmod(index, self._stride)
-        left = (self._slot - 1 - slot) % self.slots  # rows between this one and the newest
-        steps = np.arange(self.n_step)
-        rows = (env * self._stride)[:, None] + (slot[:, None] + steps) % self.slots  # [B, n]
-        table = self._flat_rows
-        done = table[rows, self._terminated] + table[rows, self._truncated] > 0
-        goes_on = ~done & (steps < left[:, None])
-        inside = np.cumprod(np.pad(goes_on[:, :-1], ((0, 0), (1, 0)), constant_values=True), axis=1)  # 1 up to the end
-        length = inside.sum(1)
-        out.window_reward = (table[rows, self._reward] * inside * self.gamma**steps).sum(1)
-        out.discount[:] = self.gamma**length
-        return rows[np.arange(len(rows)), length - 1]
+        slot = index % self._stride if self.num_envs > 1 else index
+        newest, steps = self._slot - 1, np.arange(self.n_step)
+        rows = (index - slot)[:, None] + (slot[:, None] + steps) % self.slots  # [B, n]
+        table = self._flat_rows.take(rows.ravel(), 0)[:, self._reward :].reshape(*rows.shape, 3)
+        ended = table[:, :-1, 1] + table[:, :-1, 2]  # [B, n−1] terminated or truncated
+        goes_on = (ended == 0) & (steps[:-1] < (newest - slot[:, None]) % self.slots)
+        inside = np.logical_and.accumulate(goes_on, 1)  # the rewards after the first, up to the end
+        beyond = inside.sum(1)
+        powers = self.gamma ** np.arange(self.n_step + 1)
+        out.window_reward = table[:, 0, 0] + (table[:, 1:, 0] * inside * powers[1:-1]).sum(1)
+        out.discount[:] = powers[1 + beyond]
+        return rows[np.arange(len(rows)), beyond]
 
     # Checkpoints
 
