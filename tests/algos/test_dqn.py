@@ -550,6 +550,17 @@ def test_the_replay_shows_the_true_last_observation_of_a_cut_episode():
     assert torch.equal(batch.truncated, (batch.obs[:, 0] == 2).float()) and not batch.terminated.any()
 
 
+def test_after_a_cut_episode_the_next_ones_first_observation_is_acted_on():
+    """Count shows 0, 1, 2 and then 0 again, never its last successor 3."""
+    args = args_for(env="probe/Count-v0", num_envs=2)
+    envs, state = start(args)
+    shown = []
+    for _ in range(5):
+        dqn.collect(state, envs, dqn.act, args)
+        shown.append(int(state.obs[1, 0]))
+    assert shown == [1, 2, 0, 1, 2]
+
+
 def test_n_step_windows_end_with_the_episode_and_bootstrap_there():
     """n = 2, γ = ½. From 0: 1 + ½ and ¼ V(2); from 1: 1 + ½ and ¼ V(3), cut there; from 2: 1 and ½ V(3)."""
     _, batch = count_batch(limit_steps=24, n_step=2, gamma=0.5)  # ends with an episode: no window is cut by the newest

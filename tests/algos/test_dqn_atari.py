@@ -170,6 +170,17 @@ def test_updates_wait_for_their_multiple():
         assert state.updates == 8 * max(0, (state.global_step - 16) // 16)
 
 
+def test_after_a_cut_episode_the_next_ones_first_observation_is_acted_on():
+    """Count shows 0, 1, 2 and then 0 again, never its last successor 3."""
+    args = args_for(env="probe/CountFrames-v0", num_envs=2)
+    envs, state = start(args)
+    shown = []
+    for _ in range(5):
+        dqn.collect(state, envs, dqn.act, args)
+        shown.append(int(state.obs[1, 0, 15].argmax()) // 6 - 2)
+    assert shown == [1, 2, 0, 1, 2]
+
+
 @pytest.mark.parametrize("clip_rewards, reward", [(True, 0.75), (False, 29.0)])
 def test_learned_from_is_the_sign_of_each_reward(clip_rewards, reward, monkeypatch):
     """n = 3, γ = ½, rewards 30, −4 and 4 (a sum of 29): 1 − ½ + ¼ = 0.75 if each is clipped, not 1 for their sum."""

@@ -135,6 +135,17 @@ def test_the_first_rows_of_a_batch_are_real(share, real):
             assert getattr(batch, name).shape == (256, *width)
 
 
+def test_after_a_cut_episode_the_next_ones_first_observation_is_acted_on():
+    """Count shows 0, 1, 2 and then 0 again, never its last successor 3."""
+    args = args_for(env="probe/CountContinuous-v0", num_envs=2)
+    envs, state = start(args)
+    shown = []
+    for _ in range(5):
+        mbpo.collect(state, envs, mbpo.act, args)
+        shown.append(int(state.obs[1, 0]))
+    assert shown == [1, 2, 0, 1, 2]
+
+
 def test_a_truncation_is_not_a_termination():
     """Count shows 0, 1, 2 and is cut after 3: the successor of 2 is 3, not the reset's 0, and goes on."""
     args = args_for(env="probe/CountContinuous-v0", real_share=1.0, batch_size=64, learning_starts=50, num_envs=2)

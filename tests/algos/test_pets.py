@@ -278,6 +278,7 @@ def test_transitions_are_stored_with_their_true_successor():
         before = state.obs
         action = torch.full((2, 1), 0.7)
         steps.append((before, pets.collect(state, envs, action)))
+        np.testing.assert_array_equal(state.obs, steps[-1][1].obs)  # acted on next
     assert sum(step.terminated.sum() for _, step in steps) > 2 and state.global_step == 120
     state.data.commit(generator())
     inputs, targets = state.data.inputs.view(60, 2, 5), state.data.targets.view(60, 2, 5)

@@ -321,6 +321,17 @@ def test_the_replay_shows_the_true_last_observation_of_a_cut_episode():
     assert torch.equal(batch.truncated, (batch.obs[:, 0] == 2).float()) and not batch.terminated.any()
 
 
+def test_after_a_cut_episode_the_next_ones_first_observation_is_acted_on():
+    """Count shows 0, 1, 2 and then 0 again, never its last successor 3."""
+    args = args_for(env="probe/CountContinuous-v0", num_envs=2)
+    envs, state = start(args)
+    shown = []
+    for _ in range(5):
+        sac.collect(state, envs, sac.act, args)
+        shown.append(int(state.obs[1, 0]))
+    assert shown == [1, 2, 0, 1, 2]
+
+
 def test_episodes_that_were_dropped_do_not_run_into_the_new_ones():
     """Cut after two steps in observation 2, and going on in 0: the successor of 1 stays 2, and is a truncation."""
     args = args_for(env="probe/CountContinuous-v0", num_envs=2, learning_starts=0, total_timesteps=20)
