@@ -1,7 +1,8 @@
 """Trained policies: save, load, evaluate, record a video.
 
 A policy is a folder of two files: `policy.safetensors` (weights and observation statistics) and `card.json` (how to
-build it, where it comes from, what it scored). Nothing in them is ever executed.
+build it, where it comes from, what it scored). Nothing in them is ever executed: a card whose environment is of a
+module of its own ("my_env:My-v0") is refused until you have imported that module yourself (`--import my_env`).
 
     python -m cleanrl_zoo.zoo list
     python -m cleanrl_zoo.zoo evaluate ppo_continuous/Hopper-v4 --episodes 10 --seed 0
@@ -11,7 +12,9 @@ build it, where it comes from, what it scored). Nothing in them is ever executed
 import argparse
 import difflib
 import hashlib
+import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -38,6 +41,7 @@ from cleanrl_zoo.nn.heads import squashed_gaussian
 from cleanrl_zoo.nn.mlp import mlp
 from cleanrl_zoo.nn.table import Table
 
+LONGEST_VIDEO = 10_000  # steps of an episode that nothing else ends
 DISTRIBUTIONS = ("diag_gaussian", "squashed_gaussian", "categorical")
 BUILDERS: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
     "mlp": lambda spec: mlp(spec["sizes"], spec["activation"]),
@@ -203,6 +207,20 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: card.json is damaged ({error})") from None
     if not isinstance(card, dict) or not isinstance(card.get("env"), str) or not isinstance(card.get("policy"), dict):
         raise ValueError(f'{folder}: card.json is not a policy\'s card (it must name "env" and "policy")')
+    provenance, scored = card.get("provenance", {}), card.get("final_eval")
+    known = scored is None or (
+        isinstance(scored, dict)
+        and isinstance(scored.get("mean"), int | float)
+        and isinstance(scored.get("returns"), list)
+        and all(isinstance(value, int | float) for value in scored["returns"])
+    )
+    for name, right in (
+        ("env_kwargs", isinstance(card.get("env_kwargs") or {}, dict)),
+        ("provenance", isinstance(provenance, dict) and isinstance(provenance.get("env", {}), dict)),
+        ("final_eval", known),
+    ):
+        if not right:
+            raise ValueError(f'{folder}: card.json is not a policy\'s card (its "{name}" is of another form)')
     return card
 
 
@@ -210,7 +228,7 @@ def _rebuild(card: dict[str, Any], tensors: dict[str, Tensor], where: str) -> Po
     """The policy that `card` describes, filled with `tensors`; every name and shape must match."""
     spec = card.get("policy", {})
     for key, known in (("builder", BUILDERS), ("distribution", DISTRIBUTIONS)):
-        if spec.get(key) not in known:
+        if not isinstance(spec.get(key), str) or spec[key] not in known:
             raise ValueError(f"{where}: policy {key} {spec.get(key)!r}: known here are {', '.join(known)}")
     try:
         network = BUILDERS[spec["builder"]](spec)
@@ -283,6 +301,7 @@ def committed() -> list[Path]:
 def _evaluation_envs(policy: Policy, episodes: int, seed: int) -> VecEnv:
     """The environments of the policy's own evaluation: the engine and the arguments that its card names."""
     card = policy.card
+    _check_imported(card["env"])
     engine = card.get("provenance", {}).get("env", {}).get("engine", "auto")
     envs = make_vec(card["env"], episodes, seed, engine, EVAL_STREAM, env_kwargs=card.get("env_kwargs"))
     try:
@@ -306,6 +325,16 @@ def evaluate(policy: Policy, episodes: int = 10, seed: int = 0) -> np.ndarray:
         envs.close()
 
 
+def _check_imported(env_id: str) -> None:
+    """Raises ValueError for an environment of a module that nobody has imported: a card must not run its code."""
+    module = env_id.rpartition(":")[0]
+    if module and module not in sys.modules:
+        raise ValueError(
+            f"{env_id}: would import the module {module} and run its code; if you trust it, import it first "
+            f"(--import {module})"
+        )
+
+
 def _check_spaces(policy: Policy, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
     if policy.spec["builder"] == "table" and isinstance(obs_space, gymnasium.spaces.Discrete):
         seen, expected, shown = int(obs_space.n), policy.spec["sizes"][0], f"{obs_space.n} states"
@@ -326,7 +355,8 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
     """Writes a real-time video of the deterministic policy and returns the raw return of each episode.
 
     Episode k starts as episode k of `evaluate` with the same seed. The suffix of `out` is the format: .mp4 or .gif.
-    A policy that acts on frames is shown those, each pixel as 4 × 4, at 15 a second (60 screens, every fourth seen).
+    A policy that acts on frames is shown those, each pixel as 4 × 4, at 15 a second (60 screens, every fourth seen). An
+    episode of an environment without a time limit is cut after 10,000 steps.
 
     Raises:
         ValueError: one line, for another suffix, a missing folder, a missing library, or if nothing can render.
@@ -346,7 +376,10 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
         finally:
             envs.close()
         return returns
-    creator = gymnasium.spec(env_id).entry_point
+    _check_imported(env_id)
+    spec = gymnasium.spec(env_id.rpartition(":")[2])
+    longest = LONGEST_VIDEO if spec.max_episode_steps is None else math.inf  # steps
+    creator = spec.entry_point
     creator = load_env_creator(creator) if isinstance(creator, str) else creator
     modes = getattr(creator, "metadata", {}).get("render_modes")
     if modes is not None and "rgb_array" not in modes:
@@ -365,7 +398,7 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
             for episode, env_seed in enumerate(env_seeds(seed, EVAL_STREAM, episodes)):
                 obs, _ = env.reset(seed=env_seed)
                 done, step = False, 0
-                while not done:
+                while not done and step < longest:
                     if step % stride == 0:
                         yield env.render()
                     action = policy.act(np.asarray(obs)[None])[0]
@@ -440,7 +473,7 @@ def find_renderer(env_id: str) -> dict[str, str]:
     Raises:
         ValueError: one line that names what was tried and the packages that would help.
     """
-    entry_point = str(gymnasium.spec(env_id).entry_point)
+    entry_point = str(gymnasium.spec(env_id.rpartition(":")[2]).entry_point)
     candidates: list[dict[str, str]] = [{"SDL_VIDEODRIVER": "dummy"}]
     if "mujoco" in entry_point:
         backends = [os.environ["MUJOCO_GL"]] if os.environ.get("MUJOCO_GL") else ["egl", "osmesa", "glfw"]
@@ -475,13 +508,20 @@ def _table() -> str:
         except ValueError as error:
             rows.append((name, str(error), "", "", ""))
             continue
-        returns = np.asarray(card.get("final_eval", {}).get("returns", []))
+        returns = np.asarray((card.get("final_eval") or {}).get("returns", []))
         score = f"{returns.mean():.1f} ± {returns.std():.1f}" if len(returns) else "-"
         rows.append((name, str(card.get("global_step", "-")), str(card.get("seed", "-")), score, str(len(returns))))
     if len(rows) == 1:
         return f"no policies in {zoo_folder()}"
     widths = [max(len(row[i]) for row in rows if row[2]) for i in range(5)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever a user's module does
+        raise ValueError(f"--import {module}: {type(error).__name__}: {error}") from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -504,6 +544,7 @@ def main(argv: list[str] | None = None) -> int:
             "--episodes", type=int, default=10 if name == "evaluate" else 1, help="default %(default)s"
         )
         command.add_argument("--seed", type=int, default=0, help="of the environments, default %(default)s")
+        command.add_argument("--import", dest="module", help="module that registers the environment, which you trust")
         if name == "video":
             command.add_argument("--out", required=True, help="file to write, .mp4 or .gif")
     args = parser.parse_args(argv)
@@ -513,6 +554,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if args.episodes < 1 or args.seed < 0:
             raise ValueError("--episodes must be at least 1 and --seed at least 0")
+        if args.module is not None:
+            _import(args.module)
         torch.set_num_threads(1)  # as in training: another number rounds differently, and is slower here
         policy = load(find(args.policy))
         with warnings.catch_warnings():
@@ -529,8 +572,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     score = f"{returns.mean():.1f} ± {returns.std():.1f}"
     print(f"{policy.card['env']}: {score} over {args.episodes} episodes (seed {args.seed})")
-    if "final_eval" in policy.card:
-        known = policy.card["final_eval"]
+    if known := policy.card.get("final_eval"):
         of = f"{len(known['returns'])} episodes, seed {policy.card.get('seed', 'not stated')}"
         print(f"the card says: {known['mean']:.1f} ± {np.std(known['returns']):.1f} ({of})")
     return 0

@@ -178,8 +178,9 @@ def agreement_masks(values: Tensor, agree: float, disagree: float, mask: Tensor 
     keep = torch.ones_like(spread, dtype=torch.bool) if mask is None else (mask != 0).expand_as(spread)
     order = torch.where(keep, spread, torch.inf).flatten().argsort(stable=True)
     rank = order.argsort().view_as(spread)  # 0 where the critics agree most; what is masked comes last
-    total = keep.sum()
-    return keep & (rank >= (agree * total).floor()), keep & (rank < total - (disagree * total).floor())
+    total = keep.sum().double()
+    fewest, most = ((share * total + 1e-6).floor() for share in (agree, disagree))  # 0.53 of 100 tokens are 53
+    return keep & (rank >= fewest), keep & (rank < total - most)
 
 
 def _groups(rewards: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,10 +18,14 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class DiagGaussian:
-    """Independent normal distributions. mean [..., A]; log_std [..., A], or [A] shared by all rows."""
+    """Independent normal distributions. mean [..., A]; log_std [..., A], or [A] shared by all rows.
+
+    Raises ValueError for a log_std of another shape, which would widen the mean.
+    """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        self.mean, self.log_std = torch.broadcast_tensors(mean, log_std)
+        _check_fits(mean, log_std=log_std)
+        self.mean, self.log_std = mean, log_std.expand_as(mean)
 
     def sample(self, noise: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """mean + std · noise, noise standard normal, of the mean's shape. Reparameterised (differentiable)."""
@@ -84,13 +88,15 @@ class SquashedGaussian:
     """a = low + (high − low)(1 + tanh u)/2 with u ~ N(mean, std) (SAC, Haarnoja et al. 2018, appendix C).
 
     mean, log_std as for DiagGaussian; low, high: finite bounds, tensors [A] (or what broadcasts to it) or floats.
-    There is no closed form for the entropy: −log-prob of a sample estimates it.
+    There is no closed form for the entropy: −log-prob of a sample estimates it. Raises ValueError for bounds of
+    another shape, which would widen the mean.
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor, low: Tensor | float, high: Tensor | float) -> None:
         self.base = DiagGaussian(mean, log_std)
         self.low = torch.as_tensor(low, dtype=mean.dtype, device=mean.device)
         self.high = torch.as_tensor(high, dtype=mean.dtype, device=mean.device)
+        _check_fits(mean, low=self.low, high=self.high)
 
     def sample(self, noise: Tensor | None = None, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Reparameterised (action [..., A], logprob [...]); noise as for DiagGaussian.
@@ -122,6 +128,14 @@ class SquashedGaussian:
         # log |da/du| = log((high − low)/2 · (1 − tanh² u)), and 1 − tanh² u = 4 σ(2u) σ(−2u), which cannot overflow.
         slope = F.logsigmoid(2 * pre_squash) + F.logsigmoid(-2 * pre_squash) + torch.log(2 * (self.high - self.low))
         return self.base.log_prob(pre_squash) - slope.sum(-1)
+
+
+def _check_fits(mean: Tensor, **others: Tensor) -> None:
+    """Raise ValueError unless the others have the mean's number of dimensions or fewer than two, and widen none."""
+    for name, other in others.items():
+        same_rank = other.dim() in (0, 1, mean.dim())
+        if not same_rank or any(n not in (1, m) for n, m in zip(other.shape[::-1], mean.shape[::-1], strict=False)):
+            raise ValueError(f"{name} {list(other.shape)} for a mean {list(mean.shape)}: give it that shape, or [A]")
 
 
 def _draw(source: Callable[..., Tensor], like: Tensor, generator: torch.Generator | None) -> Tensor:

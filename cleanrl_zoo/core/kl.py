@@ -5,6 +5,8 @@ the right mean (k2 approximately), but as losses differentiated through ``sample
 differ: E[∇k1] = 0, E[∇k2] = ∇KL(π‖ref), E[∇k3] = ∇KL(ref‖π).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -58,9 +60,9 @@ class AdaptiveKL:
     def __init__(self, target: float, coef: float, rule: str = "double_halve", horizon: float | None = None) -> None:
         if rule not in ADAPTIVE_KL_RULES:
             raise ValueError(f"adaptive KL rule {rule!r} is unknown; choose one of {', '.join(ADAPTIVE_KL_RULES)}")
-        if target <= 0 or coef <= 0:
+        if not (target > 0 and coef > 0):
             raise ValueError(f"adaptive KL got target {target} and coef {coef}; both must be positive")
-        if rule == "proportional" and (horizon is None or horizon <= 0):
+        if rule == "proportional" and (horizon is None or not horizon > 0):
             raise ValueError(
                 f"adaptive KL rule 'proportional' got horizon {horizon}; give a positive number of samples"
             )
@@ -69,13 +71,13 @@ class AdaptiveKL:
     def update(self, kl: float | Tensor, n: int = 1) -> float:
         """Move the coefficient by one measured mean KL over n samples; returns the new coefficient.
 
-        Raises ValueError for as many samples as five horizons.
+        A KL that is NaN leaves it as it is. Raises ValueError for as many samples as five horizons.
         """
         ratio = float(kl) / self.target
         if self.rule == "proportional":
             if n >= 5 * self.horizon:
                 raise ValueError(f"{n} samples against a horizon of {self.horizon}: must be fewer than five horizons")
-            self.coef *= 1 + min(max(ratio - 1, -0.2), 0.2) * n / self.horizon
+            self.coef *= 1 + (0.0 if math.isnan(ratio) else min(max(ratio - 1, -0.2), 0.2)) * n / self.horizon
         elif ratio > 1.5:
             self.coef *= 2
         elif ratio < 1 / 1.5:

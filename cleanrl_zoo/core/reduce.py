@@ -27,7 +27,9 @@ def masked_std(
     mean = _sum(x, dim, keepdim=True) / count.clamp(min=1)
     squares = _sum(keep * (x - mean).square(), dim)
     divisor = _sum(keep, dim) - ddof
-    return (squares * (divisor > 0) / divisor.clamp(min=1)).sqrt()
+    variance = squares * (divisor > 0) / divisor.clamp(min=1)
+    spread = variance > 0  # the root of 0 has no finite slope
+    return torch.where(spread, torch.where(spread, variance, 1.0).sqrt(), variance)
 
 
 def aggregate(
@@ -49,11 +51,12 @@ def aggregate(
         raise ValueError(f"aggregate mode {mode!r} is unknown; choose one of {', '.join(AGGREGATE_MODES)}")
     if denominator is None and mode == "constant":
         raise ValueError("aggregate mode 'constant' needs a denominator: sequences times maximal length of the step")
-    if isinstance(denominator, int | float) and denominator <= 0:
+    if isinstance(denominator, int | float) and not denominator > 0:
         raise ValueError(f"aggregate denominator is {denominator}; it must be positive")
     loss, keep = _with_mask(loss, mask)
     if mode == "sequence_mean":
-        rows = loss.reshape(len(loss), -1).sum(1) / keep.reshape(len(keep), -1).sum(1).clamp(min=1)  # [B]
+        per_row = tuple(range(1, loss.dim()))
+        rows = loss.sum(per_row) / keep.sum(per_row).clamp(min=1) if per_row else loss  # [B]
         return rows.sum() / (len(rows) if denominator is None else denominator)
     if denominator is None:
         denominator = keep.sum().clamp(min=1) if mode == "token_mean" else len(loss)
@@ -63,9 +66,12 @@ def aggregate(
 def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
     """1 − Var(target − prediction) / Var(target): 1 perfect, 0 no better than a constant, below 0 worse.
 
-    A constant target, which holds no variance to explain, gives 0. Raises ValueError for unequal shapes.
+    A constant target, which holds no variance to explain, gives 0, and so does an empty one. Raises ValueError for
+    unequal shapes.
     """
     check_equal(prediction=prediction, target=target)
+    if target.numel() == 0:
+        return target.new_zeros(())
     constant = target.amax() <= target.amin()
     explained = 1 - (target - prediction).var(correction=0) / target.var(correction=0)
     return torch.where(constant, 0.0, explained)

@@ -5,7 +5,8 @@ observation (the true last one where an episode ended), ``terminated`` stops the
 truncated) stops the recursion. The end of the array stops the recursion as a truncation does.
 
 All inputs have the same number of dimensions, size-1 dimensions broadcast, and time is dimension ``dim``. Flags and
-masks are bool or 0/1 float. Rewards and values share one unit; so do the results, which have the broadcast shape.
+masks are bool or 0/1 float. Rewards and values share one unit; so do the results, which have the broadcast shape. Half
+precision is computed and returned in float32: γ itself would be rounded, to 0.988 for 0.99.
 """
 
 import torch
@@ -87,7 +88,8 @@ def gae(
     Schulman et al. 2016, eq. 16. A step with mask 0 (a tool's token, padding) gets 0 and is stepped over: the successor
     of the step before it is the next step with mask 1, whose value and advantage are carried across undiscounted. Its
     content never matters, only its flags do: an episode that ends inside a masked stretch ends there for the step
-    before. A masked tail that holds no end is padding, and the step before it keeps its own next value.
+    before, with the next value of a truncation. A masked tail that holds no end is padding, and the step before it
+    keeps its own next value.
 
     Inputs [T, ...] -> advantages [T, ...]. Raises ValueError for different ranks.
     """
@@ -99,6 +101,7 @@ def gae(
         return _reverse_scan(delta, gamma * gae_lambda * (1 - done)).movedim(0, dim)
     keep = masks[0] != 0
     next_values, terminated, done = _step_over_masked(values, next_values, terminated, done, keep)
+    next_values = torch.where(terminated == 1, 0.0, next_values)  # a masked row may hold anything, NaN too
     delta = rewards + gamma * (1 - terminated) * next_values - values
     delta = torch.where(keep, delta, 0.0)
     decay = torch.where(keep, gamma * gae_lambda * (1 - done), 1.0)
@@ -155,8 +158,7 @@ def _time_first(dim: int, **tensors: Tensor | None) -> list[Tensor]:
     for name in ("values", "next_values"):
         if name in present:
             dtype = torch.promote_types(dtype, present[name].dtype)
-    if not dtype.is_floating_point:
-        dtype = torch.get_default_dtype()
+    dtype = torch.promote_types(dtype, torch.float32)
     return [tensor.movedim(dim, 0).to(dtype) for tensor in torch.broadcast_tensors(*present.values())]
 
 

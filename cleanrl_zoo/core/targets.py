@@ -56,13 +56,18 @@ def soft_q_target(
 def polyak_update(target_module: nn.Module, online_module: nn.Module, tau: float) -> None:
     """θ_target ← (1 − τ) θ_target + τ θ_online, in place; buffers are copied. τ = 1 copies exactly.
 
-    Raises ValueError for τ outside [0, 1] and for modules with different numbers of tensors.
+    Raises ValueError for τ outside [0, 1] and, before anything changes, for modules of different shapes.
     """
     if not 0 <= tau <= 1:
         raise ValueError(f"tau is {tau}; the weight of the online network must lie in [0, 1]")
-    for target, online in zip(target_module.parameters(), online_module.parameters(), strict=True):
+    modules = target_module, online_module
+    parameters, buffers = [list(m.parameters()) for m in modules], [list(m.buffers()) for m in modules]
+    shapes = [[list(tensor.shape) for tensor in (*p, *b)] for p, b in zip(parameters, buffers, strict=True)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"the target's tensors have shapes {shapes[0]}, the network's {shapes[1]}; they must be equal")
+    for target, online in zip(*parameters, strict=True):
         target.lerp_(online, tau)
-    for target, online in zip(target_module.buffers(), online_module.buffers(), strict=True):
+    for target, online in zip(*buffers, strict=True):
         target.copy_(online)
 
 

@@ -157,6 +157,8 @@ def make_vec(
         ValueError: with one line that says what was given and what is allowed.
     """
     env_kwargs = dict(env_kwargs or {})
+    if env_kwargs.get("max_episode_steps", 0) is None:  # Gymnasium's own default
+        del env_kwargs["max_episode_steps"]
     limit = env_kwargs.get("max_episode_steps", 1)
     bounds = (("num_envs", num_envs, 1), ("seed", seed, 0), ("threads", threads, 0), ("max_episode_steps", limit, 1))
     for name, value, low in bounds:

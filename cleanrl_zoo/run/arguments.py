@@ -74,7 +74,8 @@ class RunArgs:
     def check(self) -> None:
         """Raises ValueError with one line that names the flag, the value and what would be right."""
         check(self, "seed", "eval_every", "checkpoint_every", at_least=0)
-        check(self, "threads", "log_every", "eval_episodes", at_least=1)
+        check(self, "log_every", "eval_episodes", at_least=1)
+        check(self, "threads", at_least=1, at_most=4096)
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"--device {self.device}: allowed are cpu, cuda and cuda:K")
         devices = torch.cuda.device_count() if self.device != "cpu" else 0
@@ -315,9 +316,10 @@ def parse_args(
     if isinstance(sys.stdout, io.TextIOWrapper):  # --help has characters that a terminal may lack
         sys.stdout.reconfigure(errors="replace")
     named: dict[str, Any] = {}
+    resumed = _option(argv, "resume") not in (None, "None")  # whose stored flags win, whatever a preset says by now
     for option, settings in (("variant", variants), ("preset", presets)):
         name = _option(argv, option) if settings is not None else None
-        if name is None:
+        if name is None or resumed:
             continue
         if option == "preset" and name.endswith(".json"):
             with usage_errors():

@@ -72,6 +72,8 @@ def capture(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: capture(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, str) or "/" in key]:
+            raise TypeError(f"the key {odd[0]!r} cannot be stored in a checkpoint: keys are names without /")
         return {key: capture(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [capture(item) for item in value]
@@ -82,6 +84,9 @@ def restore(value: Any, saved: Any) -> Any:
     """Puts what `capture` gave back into `value`; objects are filled in place, plain values are returned.
 
     In place, because compiled code and optimizers hold references to the very tensors.
+
+    Raises:
+        ValueError: for a tensor of another shape, or another number of objects in a list.
     """
     if isinstance(value, torch.Generator):
         value.set_state(saved)
@@ -93,13 +98,27 @@ def restore(value: Any, saved: Any) -> Any:
         for field in dataclasses.fields(value):
             setattr(value, field.name, restore(getattr(value, field.name), saved[field.name]))
     elif isinstance(value, torch.Tensor):
+        if value.shape != saved.shape:
+            raise ValueError(f"a tensor of shape {list(saved.shape)} was stored where one of {list(value.shape)} is")
         with torch.no_grad():
             value.copy_(saved)
     elif isinstance(value, dict):
         return {key: restore(value.get(key), item) for key, item in saved.items()}
+    elif isinstance(value, list | tuple) and _has_objects(value):
+        if len(value) != len(saved):
+            raise ValueError(f"a list of {len(saved)} objects was stored where one of {len(value)} is")
+        return [restore(item, stored) for item, stored in zip(value, saved, strict=True)]
     else:
         return saved
     return value
+
+
+def _has_objects(value: Any) -> bool:
+    """Whether `value` is or holds something that what was saved cannot take the place of."""
+    if isinstance(value, list | tuple | dict):
+        return any(map(_has_objects, value.values() if isinstance(value, dict) else value))
+    generator = isinstance(value, torch.Generator | np.random.Generator)
+    return generator or hasattr(value, "load_state_dict") or dataclasses.is_dataclass(value)
 
 
 def save_checkpoint(folder: Path, tree: Any, keep: int = 2) -> None:

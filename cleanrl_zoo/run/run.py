@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import math
 import os
 import shlex
@@ -189,8 +191,10 @@ class Run:
     def _start_wandb(self) -> Any:
         import wandb
 
-        name = self.run_dir.name
-        return wandb.init(project="cleanrl_zoo", name=name, id=name, resume="allow", config=self.recorded["args"])
+        # of run.json, which no other run shares and a resumed one reads again: folders may have one name
+        identity = hashlib.sha256(json.dumps(self.recorded, sort_keys=True).encode()).hexdigest()[:16]
+        name = f"{self.algorithm} {self.args.subject} {self.run_dir.name}"
+        return wandb.init(project="cleanrl_zoo", name=name, id=identity, resume="allow", config=self.recorded["args"])
 
     def _description(self) -> dict[str, Any]:
         """The content of run.json: algorithm, flags, provenance."""
@@ -304,7 +308,7 @@ class Run:
 
     def _write_row(self) -> None:
         row = {
-            tag: float(torch.stack([torch.as_tensor(v) for v in seen]).double().mean())
+            tag: float(torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in seen]).mean())
             for tag, seen in self._values.items()
         }
         if self._episodes:
@@ -423,7 +427,9 @@ class Run:
             sys.exit(1)
         if isinstance(error, NonFinite):
             diverged = str(error).startswith(("losses/", "actions"))
-            advice = f"; try a smaller {flag('learning_rate')}" if diverged else ""
+            fields = dataclasses.asdict(self.args).items()
+            rates = [flag(name) for name, value in fields if name.endswith("learning_rate") and value is not None]
+            advice = f"; try a smaller {' or '.join(rates)}" if diverged and rates else ""
             self.progress.message(f"error: {error} at {self.args.words.unit[:-1]} {self.global_step:,}; {last}{advice}")
             sys.exit(1)
         if isinstance(error, MemoryError | torch.OutOfMemoryError):

@@ -2,12 +2,15 @@
 
 import fcntl
 import functools
+import importlib.machinery
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
+from types import SimpleNamespace
 
 import algo_helpers
 import numpy as np
@@ -69,6 +72,34 @@ def test_missing_extra_is_one_line(in_tmp, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         ppo.main(parse_args(ppo.Args, ppo.PRESETS, [*DEBUG, "--track"]))
     assert stop.value.code == 2 and "pip install -c constraints.txt -e '.[track]'" in capsys.readouterr().err
+
+
+def test_tracked_runs_never_share_an_identity(in_tmp, monkeypatch):
+    """Folders of one name in two places are two runs; a resumed run is the same one."""
+    wandb = types.ModuleType("wandb")
+    wandb.__spec__, begun = importlib.machinery.ModuleSpec("wandb", None), []
+    wandb.init = lambda **kwargs: (
+        begun.append(kwargs) or SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for folder in ("a/seed_1", "b/seed_1"):
+        monkeypatch.setattr(sys, "argv", ["ppo_continuous.py", "--run-dir", folder])
+        ppo.main(args_for(run_dir=folder, track=True))
+    (in_tmp / "a/seed_1/summary.json").unlink()
+    ppo.main(parse_args(ppo.Args, ppo.PRESETS, ["--resume", "a/seed_1"]))
+    one, other, again = (kwargs["id"] for kwargs in begun)
+    assert one == again != other and begun[0]["name"] == f"ppo_continuous {args_for().env} seed_1"
+
+
+def test_the_log_keeps_whole_numbers_and_decimals(in_tmp):
+    """16,777,217 and 3e-4 have no float32 of their own."""
+    args = args_for(run_dir="a")
+    with ppo.Run(args, ppo.make_vec(args.env, 1, 1), None) as run:
+        run.resume_or(lambda: start(args)[1])
+        run.metrics({"losses/grad_norm": 16_777_217, "losses/entropy": 3e-4})
+        run._write_row()
+    row = json.loads((in_tmp / "a/metrics.jsonl").read_text())
+    assert row["losses/grad_norm"] == 16_777_217 and row["losses/entropy"] == 3e-4
 
 
 def test_a_second_run_never_overwrites_the_first(in_tmp, capsys):

@@ -96,6 +96,14 @@ def test_nan_from_the_environment_is_told_apart(in_tmp, monkeypatch, capsys):
     assert stop.value.code == 1 and "rewards holds NaN" in err and "--learning-rate" not in err
 
 
+def test_a_critic_that_diverges_is_told_with_both_learning_rates(in_tmp, monkeypatch, capsys):
+    monkeypatch.setattr(sac, "update", lambda *_: {"losses/qf_loss": torch.tensor(torch.inf)})
+    with pytest.raises(SystemExit) as stop:
+        sac.main(args_for(run_dir="a"))
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and err.endswith("try a smaller --learning-rate or --q-learning-rate"), err
+
+
 # Resume
 
 

@@ -167,6 +167,14 @@ def test_agreement_masks_by_hand():
     assert agreement_masks(values, 1.0, 0.0)[0].sum() == 0 and agreement_masks(values, 1.0, 0.0)[1].all()
 
 
+def test_agreement_masks_round_exact_shares_to_themselves():
+    """0.53 · 100 is 53.000000000000004 in one precision and 52.999999 in another: 53 tokens are meant."""
+    values = torch.stack([torch.zeros(1, 100), torch.arange(100.0).unsqueeze(0)])
+    for share in (0.29, 0.53, 0.57, 0.58, 0.59):
+        learn, explore = agreement_masks(values, share, share)
+        assert (~learn).sum() == (~explore).sum() == round(100 * share)
+
+
 def test_bad_requests_say_what_is_allowed():
     square = torch.zeros(2, 2)
     with pytest.raises(ValueError, match="'std' is unknown; choose one of group, none, batch"):

@@ -51,6 +51,20 @@ def test_entropy_has_one_value_per_row_with_a_shared_log_std():
     assert DiagGaussian(torch.zeros(5, 3), torch.zeros(1, 3)).log_prob(torch.zeros(5, 3)).shape == (5,)
 
 
+@pytest.mark.parametrize("mean, log_std", [((4, 1), (4,)), ((3,), (3, 1)), ((4, 1), (4, 3)), ((2, 4, 3), (4, 3))])
+def test_a_log_std_that_would_widen_the_mean_is_refused(mean, log_std):
+    with pytest.raises(ValueError, match="log_std"):
+        DiagGaussian(torch.zeros(mean), torch.zeros(log_std))
+
+
+def test_bounds_that_would_widen_the_mean_are_refused():
+    mean = torch.zeros(2, 1)
+    for low, high in ((torch.zeros(3), 1.0), (0.0, torch.ones(3)), (0.0, torch.ones(1, 2, 1))):
+        with pytest.raises(ValueError, match="low|high"):
+            SquashedGaussian(mean, mean, low, high)
+    assert SquashedGaussian(mean, mean, torch.zeros(2, 1), torch.ones(1)).mode().shape == (2, 1)
+
+
 def test_categorical_by_hand():
     # probabilities (1/2, 1/4, 1/4), logits shifted: entropy = log 2 / 2 + 2 log 4 / 4 = 1.5 log 2
     categorical = Categorical(tensor([0.5, 0.25, 0.25]).log() + 5)

@@ -107,6 +107,15 @@ def test_adaptive_coefficient_stays_positive():
         adaptive.update(0.0, 50)
 
 
+def test_a_kl_of_nan_leaves_the_coefficient_and_is_refused_as_a_setting():
+    for rule in ("double_halve", "proportional"):
+        adaptive = AdaptiveKL(target=1.0, coef=0.5, rule=rule, horizon=10)
+        assert adaptive.update(math.nan) == 0.5
+    for settings in ({"target": math.nan, "coef": 1.0}, {"target": 1.0, "coef": math.nan}):
+        with pytest.raises(ValueError, match="nan"):
+            AdaptiveKL(**settings)
+
+
 def test_adaptive_coefficient_resumes():
     first = AdaptiveKL(target=0.01, coef=1.0)
     first.update(1.0)

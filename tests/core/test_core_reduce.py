@@ -86,6 +86,11 @@ def test_aggregate_refuses_bad_requests():
         aggregate(loss, torch.ones(3))
 
 
+def test_aggregate_refuses_a_denominator_of_nan():
+    with pytest.raises(ValueError, match="denominator is nan"):
+        aggregate(torch.ones(2), denominator=float("nan"))
+
+
 def test_masked_mean_and_std_by_hand():
     # row 0: 1 and 3 -> mean 2, sample std sqrt 2, population std 1; row 1: 4 alone; row 2: nothing
     x = torch.tensor([[1.0, 99.0, 3.0], [4.0, 99.0, 99.0], [99.0, 99.0, 99.0]], dtype=torch.float64)
@@ -105,6 +110,22 @@ def test_masked_mean_and_std_by_hand():
     assert masked_mean(torch.tensor([True, False, False, False])).item() == 0.25
     # a mask of size 1 broadcasts
     close(masked_mean(x, torch.tensor([[1], [0], [0]])), (1 + 99 + 3) / 3)
+
+
+def test_the_slope_of_no_spread_is_zero():
+    """Where all numbers are equal the root of the variance has no finite slope."""
+    x = torch.tensor([[1.0, 1.0, 1.0], [1.0, 3.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    spread = masked_std(x, dim=1)
+    close(spread, [0, 1])
+    (slope,) = torch.autograd.grad(spread.sum(), x)
+    close(slope, [[0, 0, 0], [-0.5, 0.5, 0]])  # (x − mean) / (2 std)
+
+
+def test_parts_without_rows_add_nothing():
+    none = torch.zeros(0, 4)
+    for mode in ("token_mean", "sequence_mean", "constant", "sum"):
+        assert aggregate(none, none, mode, 8).item() == 0
+    assert explained_variance(none, none).item() == 0
 
 
 def test_explained_variance():

@@ -191,6 +191,25 @@ def test_content_of_masked_steps_never_matters():
         assert torch.equal(gae(*(x[:4] for x in (*spoiled, done, done)), 0.9, 0.8, mask=mask[:4]), plain[:4])
 
 
+def test_content_of_a_masked_step_that_terminates_never_matters():
+    rewards, values, next_values = column(1, 99, 3), column(4, 99, 6), column(99, 99, 2)
+    mask, end = column(1, 0, 1), column(0, 1, 0)
+    spoiled = [torch.where(mask == 0, torch.nan, x) for x in (rewards, values, next_values)]
+    close(gae(*spoiled, end, end, 0.5, 0.5, mask=mask), [-3, 0, -2])  # by hand in the next test
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_does_not_round_gamma(dtype):
+    """Σ 0.99ᵏ over 300 steps is 95.1; with γ rounded to bfloat16, 0.988, it would be 82.5."""
+    ones, zeros = torch.ones(300, 1, dtype=dtype), torch.zeros(300, 1, dtype=dtype)
+    for returns in (
+        discounted_returns(ones, zeros, zeros, zeros, 0.99),
+        n_step_returns(ones, zeros, zeros, zeros, 0.99, 300),
+        gae(ones, zeros, zeros, zeros, zeros, 0.99, 1.0),
+    ):
+        assert returns.dtype == torch.float32 and returns[0].item() == pytest.approx((1 - 0.99**300) / 0.01, rel=1e-5)
+
+
 def test_an_episode_that_ends_inside_a_masked_stretch_ends_for_the_step_before():
     # gamma = lambda = 1/2; step 1 is masked and ends the episode, step 2 belongs to the next one and must not leak.
     rewards, values, next_values = column(1, 99, 3), column(4, 99, 6), column(99, 10, 2)

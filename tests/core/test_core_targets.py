@@ -78,6 +78,15 @@ def test_targets_refuse_a_column_against_a_row():
         assert "\n" not in str(caught.value)
 
 
+def test_polyak_update_refuses_another_network_before_it_changes_anything():
+    for online in (nn.Linear(2, 2, bias=False), nn.Linear(1, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))):
+        target = nn.Linear(2, 2)
+        before = target.weight.clone()
+        with pytest.raises(ValueError, match="have shapes"):
+            polyak_update(target, online, 0.5)
+        assert torch.equal(target.weight, before)
+
+
 def test_polyak_update():
     target, online = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     nn.init.constant_(target.weight, 1.0)

@@ -63,6 +63,7 @@ def test_time_limit_is_gymnasiums(env_id):
 def test_auto_takes_the_batch_engine_where_it_can():
     assert make_vec("Hopper-v4", 1, 0).engine == "mujoco"
     assert make_vec("Hopper-v4", 1, 0, env_kwargs={"max_episode_steps": 5}).engine == "mujoco"
+    assert make_vec("Hopper-v4", 1, 0, env_kwargs={"max_episode_steps": None}).max_episode_steps == 1000
     assert make_vec("Hopper-v4", 1, 0, env_kwargs={"ctrl_cost_weight": 1.0}).engine == "gymnasium"
     assert make_vec("CartPole-v1", 1, 0).engine == "gymnasium"
 

@@ -48,6 +48,7 @@ def test_defaults_presets_and_flags_in_order_of_strength():
         (["--num-envs", "two"], ["--num-envs", "two"]),
         (["--total-timesteps", "1.5"], ["--total-timesteps", "1.5"]),
         (["--seed", "-1"], ["--seed -1", "at least 0"]),
+        (["--threads", "9" * 20], ["--threads 9", "at most 4096"]),
         (["--learning-rate", "0"], ["--learning-rate 0.0", "above 0"]),
         (["--learning-rate", "nan"], ["--learning-rate nan", "above 0"]),
         (["--gamma", "1.1"], ["--gamma 1.1", "at least 0 and at most 1"]),
@@ -165,8 +166,9 @@ def test_a_preset_may_be_a_file_of_settings(tmp_path):
     stored = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("resume", "run_dir")}
     (tmp_path / "run.json").write_text(json.dumps({"algorithm": "test_run_arguments", "args": stored}))
     path.unlink()
-    again = parse_args(MoreArgs, PRESETS, ["--resume", str(tmp_path)])
-    assert dataclasses.replace(again, resume=None, run_dir=None) == args
+    for more in ([], ["--preset", str(path)]):  # the whole command again
+        again = parse_args(MoreArgs, PRESETS, [*more, "--resume", str(tmp_path)])
+        assert dataclasses.replace(again, resume=None, run_dir=None) == args
 
 
 @pytest.mark.parametrize(

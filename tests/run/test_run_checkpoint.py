@@ -133,6 +133,36 @@ def test_unknown_objects_are_refused():
         capture({"x": object()})
 
 
+@pytest.mark.parametrize("key", [1, "a/b"])
+def test_keys_that_would_be_lost_are_refused(key):
+    with pytest.raises(TypeError, match="keys are names"):
+        capture({key: torch.zeros(1)})
+
+
+def test_lists_of_objects_are_filled_in_place(tmp_path):
+    """The objects stay those that others hold; plain lists, of whatever length, are what was saved."""
+
+    def made(seed):
+        torch.manual_seed(seed)
+        return {"nets": [torch.nn.Linear(2, 1)], "noise": [torch.Generator().manual_seed(seed)], "curve": [[seed, 0.5]]}
+
+    first, second = made(1), made(2)
+    first["curve"].append([7, 0.25])
+    save_checkpoint(tmp_path / "step_1", capture(first))
+    (net,), (noise,) = second["nets"], second["noise"]
+    back = restore(second, load_checkpoint(tmp_path / "step_1"))
+    assert back["nets"][0] is net and torch.equal(net.weight, first["nets"][0].weight)
+    assert back["noise"][0] is noise and noise.get_state().equal(first["noise"][0].get_state())
+    assert back["curve"] == [[1, 0.5], [7, 0.25]]
+    with pytest.raises(ValueError, match="a list of 1 objects was stored where one of 2 is"):
+        restore([torch.Generator(), torch.Generator()], capture(first["noise"]))
+
+
+def test_a_tensor_of_another_shape_is_refused_and_not_broadcast():
+    with pytest.raises(ValueError, match="shape \\[1\\] was stored where one of \\[3\\]"):
+        restore(torch.zeros(3), torch.ones(1))
+
+
 def test_no_code_can_hide_in_a_checkpoint(tmp_path):
     """Only JSON and safetensors are read: a pickle in place of either is damage."""
     folder = tmp_path / "step_1"

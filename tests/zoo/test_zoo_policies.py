@@ -234,6 +234,12 @@ def swap_tensors(folder: Path) -> None:
         (lambda f: edit_card(f, policy={**SPEC, "action_low": []}), "one bound per action"),
         (lambda f: edit_card(f, env="Hopper-v4"), "trained on another environment"),
         (lambda f: edit_card(f, env="Nowhere-v0"), "Nowhere-v0"),
+        (lambda f: edit_card(f, env_kwargs=[1]), '"env_kwargs" is of another form'),
+        (lambda f: edit_card(f, provenance=[]), '"provenance" is of another form'),
+        (lambda f: edit_card(f, provenance={"env": 1}), '"provenance" is of another form'),
+        (lambda f: edit_card(f, final_eval={}), '"final_eval" is of another form'),
+        (lambda f: edit_card(f, final_eval={"mean": 1.0, "returns": ["1"]}), '"final_eval" is of another form'),
+        (lambda f: edit_card(f, policy={**SPEC, "builder": ["mlp"]}), "known here are mlp"),
     ],
 )
 def test_damaged_and_foreign_folders_are_told_in_one_line(tmp_path, capsys, damage, told):
@@ -241,6 +247,56 @@ def test_damaged_and_foreign_folders_are_told_in_one_line(tmp_path, capsys, dama
     damage(folder)
     code, out, err = command(capsys, "evaluate", str(folder), "--episodes", "1")
     assert code == 2 and told in err and err.count("\n") == 1 and out == ""
+
+
+def test_a_card_may_leave_its_score_open(tmp_path, capsys):
+    edit_card(make_folder(tmp_path), final_eval=None, env_kwargs=None)
+    code, out, err = command(capsys, "evaluate", str(tmp_path), "--episodes", "1")
+    assert (code, err) == (0, "") and "the card says" not in out
+
+
+MODULE = """
+import pathlib
+import gymnasium, numpy
+pathlib.Path("executed").touch()
+
+class Endless(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), numpy.float32)
+    action_space = gymnasium.spaces.Box(-3, 3, (1,), numpy.float32)
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(4, numpy.float32), {}
+    def step(self, action):
+        return numpy.zeros(4, numpy.float32), 1.0, False, False, {}
+    def render(self):
+        return numpy.zeros((16, 16, 3), numpy.uint8)
+
+gymnasium.register("Endless-v0", Endless)
+"""
+
+
+def test_a_card_runs_no_module_that_was_not_imported_and_a_video_of_an_endless_episode_ends(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(zoo, "LONGEST_VIDEO", 7)
+    Path("zoo_test_module.py").write_text(MODULE)
+    folder = make_folder(Path("policy"), env="zoo_test_module:Endless-v0")
+    video = ("video", str(folder), "--out", "film.gif")
+    for words in (("evaluate", str(folder)), video):
+        code, _, err = command(capsys, *words)
+        assert code == 2 and "--import zoo_test_module" in err and err.count("\n") == 1
+    code, _, err = command(capsys, *video, "--import", "no_such_module")
+    assert code == 2 and "--import no_such_module: ModuleNotFoundError" in err and err.count("\n") == 1
+    assert not Path("executed").exists()
+    monkeypatch.setattr(zoo, "find_renderer", lambda env_id: {})
+    code, out, _ = command(capsys, *video, "--import", "zoo_test_module")
+    assert code == 0 and Path("executed").exists() and "return 7.0" in out
+    monkeypatch.delitem(sys.modules, "zoo_test_module")
+    gymnasium.registry.pop("Endless-v0")
 
 
 def test_a_card_that_does_not_fit_the_policy_is_refused_at_saving(tmp_path):
