@@ -164,6 +164,8 @@ class Args(LanguageArgs):
             raise ValueError(f"--pairs {self.pairs}: with {how} the pairs are sampled; leave one of the two out")
         if self.evaluate == "pairs" and (self.online or self.loss == "spin"):
             raise ValueError("--evaluate pairs: without given pairs none are held out; give task")
+        if self.evaluate == "pairs" and self.show_samples:
+            raise ValueError(f"--show-samples {self.show_samples}: --evaluate pairs samples nothing; leave it out")
         if self.reward_model is not None and not self.online:
             raise ValueError(f"--reward-model {self.reward_model}: judges fresh samples; add --online or leave it out")
         if self.online or self.loss == "spin" or (self.pairs is None and self.pairs_from == "model"):

@@ -297,6 +297,11 @@ class Groups:
         """Which completions have a score, and their group a baseline, [P, G]."""
         return ~self.rewards.isnan().any(-1) & ~self.greedy.isnan().unsqueeze(1)
 
+    @property
+    def mask(self) -> Tensor:
+        """The tokens that take part, [B, L]: those of completions with a score."""
+        return self.completions.mask & self.scored.reshape(-1, 1).to(self.completions.mask.device)
+
     @classmethod
     def all_of(cls, drawn: list["Groups"], pad_id: int) -> "Groups":
         """All groups of several draws as one."""
@@ -352,7 +357,7 @@ def collect(state: TrainState, source: PromptSource, sampler: LanguageModel, arg
         differ = paid.nan_to_num(-torch.inf).amax(1) > paid.nan_to_num(torch.inf).amin(1)  # [P]
         drawn.append(Groups(completions, rewards, greedy, differ | (not args.dynamic_sampling)))
         kept += int(drawn[-1].keep.sum())
-    return Groups.first_kept(drawn, args.num_prompts, source.tokenizer.pad_token_id), describe(drawn, source)
+    return Groups.first_kept(drawn, args.num_prompts, source.tokenizer.pad_token_id), describe(drawn, source, args)
 
 
 def paid_rewards(rewards: Tensor, args: Args) -> Tensor:
@@ -362,11 +367,12 @@ def paid_rewards(rewards: Tensor, args: Args) -> Tensor:
     return torch.cat([rewards[..., :1], conditional_reward(rewards[..., 1:], rewards[..., :1])], -1)
 
 
-def describe(drawn: list[Groups], source: PromptSource) -> dict[str, float | Tensor]:
+def describe(drawn: list[Groups], source: PromptSource, args: Args) -> dict[str, float | Tensor]:
     """What the sampled completions were like, those of dropped groups too."""
     whole = Groups.all_of(drawn, pad_id=0)  # nothing is decoded here
     total, scored = source.total(whole.rewards), ~whole.rewards.isnan().any(-1)  # [P, G]
-    top, bottom = torch.where(scored, total, -torch.inf), torch.where(scored, total, torch.inf)
+    paid = source.total(paid_rewards(whole.rewards, args))  # [P, G] what the groups are compared by
+    top, bottom = torch.where(scored, paid, -torch.inf), torch.where(scored, paid, torch.inf)
     highest, lowest = top.amax(1), bottom.amin(1)  # [P]
     vary = top.amax() > bottom.amin()
     names = source.task.reward_names
@@ -382,8 +388,7 @@ def describe(drawn: list[Groups], source: PromptSource) -> dict[str, float | Ten
 def credit(groups: Groups, source: PromptSource, old_logprob: Tensor, ref_logprob: Tensor, args: Args) -> Tensor:
     """The advantage of every token, [B, L]: from rewards to credit, as the variant has it."""
     completions, device = groups.completions, old_logprob.device
-    scored = groups.scored  # [P, G]
-    mask = completions.mask & scored.reshape(-1, 1).to(device)  # [B, L] a completion without a score takes no part
+    scored, mask = groups.scored, groups.mask  # [P, G], [B, L]
     rewards = paid_rewards(groups.rewards.nan_to_num(0.0), args)  # [P, G, K]
     total = source.total(rewards)  # [P, G]
     if args.overlong == "soft":
@@ -408,10 +413,13 @@ def credit(groups: Groups, source: PromptSource, old_logprob: Tensor, ref_logpro
     if args.whiten == "samples":
         advantages = normalize(advantages, scored)
     advantages = torch.where(scored, advantages, 0.0).to(device, torch.float32)
+    if args.overlong == "filter":  # only now: a cut completion still counts in its group's baseline
+        mask = mask & ~completions.truncated.unsqueeze(1)
     tokens = torch.where(mask, advantages.reshape(-1, 1), 0.0)  # [B, L]
     if args.kl_in_reward == "token":  # a token answers for the KL of the tokens from it on
         zero = torch.zeros_like(token_kl)
-        tokens = tokens - args.kl_coef * discounted_returns(token_kl, zero, zero, zero, 1.0, dim=1)
+        to_come = discounted_returns(token_kl, zero, zero, zero, 1.0, dim=1)
+        tokens = tokens - args.kl_coef * torch.where(mask, to_come, 0.0)
     if args.whiten == "tokens":
         tokens = normalize(tokens, mask)
     return tokens
@@ -421,16 +429,15 @@ def prepare(
     groups: Groups, source: PromptSource, agent: LanguageModel, reference: Reference | None, args: Args
 ) -> tuple[Rollout, dict[str, Tensor]]:
     """Log-probs of trainer and reference before the first update, and advantages."""
-    completions, learned = groups.completions, groups.scored.reshape(-1).to(groups.completions.mask.device)  # [B]
-    if args.overlong == "filter":  # after scoring: a cut completion still counts in its group's baseline
-        learned = learned & ~completions.truncated
-    completions = replace(completions, mask=completions.mask & learned.unsqueeze(1))
+    completions = replace(groups.completions, mask=groups.mask)
     old_logprob = ref_logprob = completions.logprob  # [B, L]
     if args.sampler_dtype != args.dtype:
         old_logprob = in_parts(agent, completions, args)
     if reference is not None:
         ref_logprob = in_parts(reference, completions, args)
-    advantages = credit(replace(groups, completions=completions), source, old_logprob, ref_logprob, args)
+    advantages = credit(groups, source, old_logprob, ref_logprob, args)
+    if args.overlong == "filter":
+        completions = replace(completions, mask=completions.mask & ~completions.truncated.unsqueeze(1))
     mask = completions.mask
     return Rollout(completions, advantages, old_logprob, ref_logprob), {
         "charts/advantage_mean": masked_mean(advantages, mask),

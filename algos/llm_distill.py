@@ -22,7 +22,7 @@ Deviations from the papers, each with its reason:
 
 This file is longer than 300 lines because the exact KL works on pieces of two models' heads.
 
-Run:    python algos/llm_distill.py --teacher results/zoo/addition_grpo --total-tokens 60000
+Run:    python algos/llm_distill.py --teacher results/zoo/addition_grpo --max-length 8 --total-tokens 60000
 Expect: 0.842 ± 0.015 on held-out sums (start: 0.180), three seeds, half a minute on one core; forward 0.826, sampled
         0.776: results/distillation.
 """
@@ -53,6 +53,8 @@ KL_PROMPTS = 128  # held-out prompts on which an evaluation measures the KL to t
 class Args(LanguageArgs):
     """Distillation of a language model from a teacher."""
 
+    model: str = "results/zoo/addition_sft"
+    """folder or Hugging Face name of a causal language model; tiny: a small Llama with random weights, token = byte"""
     teacher: str | None = None
     """folder or Hugging Face name of the model to learn from; it must have the student's vocabulary"""
     form: Literal["full", "sampled", "forward"] = "full"

@@ -41,6 +41,8 @@ class Args(LanguageArgs):
 
     noise: float = 0.0
     """share of the demonstrations whose answer is replaced by a random one of the same form"""
+    temperature: float = 1.0
+    """of the completions that an evaluation samples; the loss is that of the model as it is"""
     total_tokens: int = 350_000
     """completion tokens of the whole run; the last step may go beyond"""
     batch_size: int = 64

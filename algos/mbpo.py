@@ -27,6 +27,8 @@ Deviations from the paper, each with its reason:
  6. A fifth of all transitions is held out; the authors' code stops at 5,000.
  7. Terminations come from `envs/model_functions.py`, as in the paper, rewards from the model.
  8. The epochs of k's schedule count all real steps, the random ones at the start too; the authors' begin after those.
+ 9. Algorithm 2 fits once an epoch and rolls out at every step of it. Here both are done every F real steps, with F
+    times the rollouts of one step: batches large enough to be fast.
 
 The model is saved in <run folder>/model with the episodes of the last evaluation, which it never learned from:
 `python benchmarks/world_model.py <run folder>` draws what it knows of them.
@@ -281,7 +283,7 @@ def horizon(global_step: int, schedule: tuple[int, int, int, int]) -> int:
 
 
 def fit_model(state: TrainState, fit_step: Callable, args: Args) -> dict[str, Tensor | float]:
-    """Fits the model to all real transitions (algorithm 2, line 4)."""
+    """Fits the model to all real transitions (algorithm 2, line 3)."""
     data, device = state.model_data, args.device
     data.commit(state.model_generator)
     decay = WEIGHT_DECAY if len(args.model_hidden) + 1 == len(WEIGHT_DECAY) else ()
@@ -310,7 +312,7 @@ def imagine_step(
 
 
 def imagine(state: TrainState, imagine_step: Callable, ended: Callable, args: Args) -> dict[str, Tensor | float]:
-    """Rollouts of k steps from real states (algorithm 2, lines 7 to 9); a row that ended is not continued."""
+    """Rollouts of k steps from real states (algorithm 2, lines 6 to 8); a row that ended is not continued."""
     generator, device, elites = state.noise_generator, args.device, len(state.model.elites)
     rollouts, length = args.rollouts_per_step * args.model_every, horizon(state.global_step, args.rollout_length)
     obs = state.replay.sample(rollouts, state.minibatch_generator).obs.to(device, copy=True)  # [M, D]
@@ -362,7 +364,7 @@ def mixed_batches(state: TrainState, count: int, args: Args) -> list[Batch]:
 
 
 def update(state: TrainState, update_step: Callable, args: Args) -> dict[str, Tensor | float]:
-    """The updates that have fallen due by this step (algorithm 2, line 10)."""
+    """The updates that have fallen due by this step (algorithm 2, lines 9 and 10)."""
     agent, device = state.agent, args.device
     due = int((state.global_step - args.learning_starts) * args.updates_per_step) - state.updates
     if due <= 0 or state.fits == 0:

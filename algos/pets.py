@@ -217,7 +217,8 @@ def imagine(
     """Mean return [P] of plans [P, H, A] that start in `obs` [D], and the sum of all predictions (to find a NaN).
 
     noise: standard normal [H, S, targets] for S particles. The e-th S/E places belong to member e. A particle keeps its
-    place (ts∞), or moves to place deal[h] (int64 [H, S], a permutation for each step) before step h (ts1).
+    place (ts∞), or place p takes the particle from place deal[h, p] before step h (ts1; deal int64 [H, S], each row a
+    permutation).
     """
     population, particles = len(plans), noise.shape[1]
 

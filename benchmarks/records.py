@@ -65,7 +65,10 @@ def source(suite_name: str, entry: Entry, seed: int) -> tuple[Path, Entry]:
 
 
 def check_made_as_asked(folder: Path, entry: Entry, seed: int) -> None:
-    """Raises ValueError if the run in `folder` was made with other flags than the suite's."""
+    """Raises ValueError if the run in `folder` was made with other flags than the suite's.
+
+    A preset asks for what it says today, where the suite's own flags do not say otherwise.
+    """
     args = read_run(folder)["args"]
     wanted = {name.replace("-", "_"): value for name, value in entry.asked.items()} | {"seed": str(seed)}
     words = deque(part for word in entry.flags for part in (word.split("=", 1) if word.startswith("--") else [word]))
@@ -77,6 +80,13 @@ def check_made_as_asked(folder: Path, entry: Entry, seed: int) -> None:
             wanted[name] = " ".join(values)
         else:
             wanted[name.removeprefix("no_")] = str(not name.startswith("no_"))
+    for name, value in preset_settings(entry.algorithm, wanted.get("preset")).items():
+        have = args.get(name, value)  # a flag that came later is not in the record
+        if name not in wanted and have != (list(value) if isinstance(value, tuple) else value):
+            raise ValueError(
+                f"{folder} was made with {name} {have}, the preset {wanted['preset']} says {value}: move that folder "
+                "away"
+            )
     for name, value in wanted.items():
         have = args.get(name)
         have = " ".join(map(str, have)) if isinstance(have, list) else have
@@ -87,6 +97,16 @@ def check_made_as_asked(folder: Path, entry: Entry, seed: int) -> None:
         )
         if not same:
             raise ValueError(f"{folder} was made with {name} {have}, the suite asks for {value}: move that folder away")
+
+
+def preset_settings(algorithm: str, preset: str | None) -> dict[str, Any]:
+    """What a named preset of an algorithm's file says; nothing for a file of settings, and for other packages."""
+    from launch import load_algorithm  # which needs this module
+
+    script = ROOT / "algos" / f"{algorithm}.py"
+    if preset is None or not script.is_file():
+        return {}
+    return load_algorithm(script).PRESETS.get(preset, {})
 
 
 def write_text(path: Path, text: str) -> None:

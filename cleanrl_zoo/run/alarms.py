@@ -99,7 +99,10 @@ class Alarms:
         share = row["charts/zero_std_groups"]
         if share <= ZERO_GROUPS:
             return None
-        return f"{share:.0%} of the groups have equal rewards and teach nothing: the prompts are too easy or too hard"
+        return (
+            f"{share:.0%} of the groups have equal rewards: the prompts are too easy or too hard, and a comparison "
+            "within the group has nothing to learn from"
+        )
 
     def _sampler(self, row: Row) -> str | None:
         kl = row["losses/sampler_kl"]

@@ -542,6 +542,7 @@ def test_online_with_a_reward_model(in_tmp):
         (["--online", "--pairs", "x.jsonl"], ["--pairs x.jsonl", "with --online the pairs are sampled"]),
         (["--loss", "spin", "--pairs", "x.jsonl"], ["--pairs x.jsonl", "with --loss spin the pairs are sampled"]),
         (["--online", "--evaluate", "pairs"], ["--evaluate pairs", "give task"]),
+        (["--evaluate", "pairs", "--show-samples", "2"], ["--show-samples 2", "samples nothing"]),
         (["--reward-model", "x"], ["--reward-model x", "add --online"]),
         (["--online", "--top-p", "0.9"], ["--top-p 0.9", "exact log-probs"]),
         (["--online", "--reward-model", "nowhere"], ["nowhere", "no such folder"]),

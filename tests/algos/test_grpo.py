@@ -692,7 +692,7 @@ def test_what_completions_were_like_by_hand():
     rewards = torch.tensor([[[1.0], [0.0]], [[1.0], [1.0]], [[0.0], [math.nan]]], dtype=torch.float64)
     keep = torch.tensor([True, False, False])
     groups = grpo.Groups(completions, rewards, torch.zeros(3), keep)
-    found = grpo.describe([groups], source_by_hand("grpo"))
+    found = grpo.describe([groups], source_by_hand("grpo"), flags())
     # of five scored: 1, 0, 1, 1, 0: mean 3/5, squares 3 · 0.16 + 2 · 0.36 = 1.2, std √(1.2/4)
     expected = {
         "rewards/correct": 0.6, "charts/reward_mean": 0.6, "charts/success": 0.6, "charts/reward_std": 0.3**0.5,
@@ -702,6 +702,17 @@ def test_what_completions_were_like_by_hand():
         "charts/unscorable": 1.0,
     }  # fmt: skip
     assert {tag: float(value) for tag, value in found.items()} == pytest.approx(expected, abs=1e-9)
+
+
+def test_groups_are_compared_by_what_is_paid():
+    """Rewards (correct, format) (0, 1), (0, 0) and (1, 1), (0, 0) with weights 1 and ½: where the second is paid only
+    with the first, the first group's are 0 and 0, all wrong; unconditionally they differ."""
+    completions = LogprobTable(torch.zeros(4, 4)).rows_of(torch.ones(4, 4, dtype=torch.bool))
+    rewards = torch.tensor([[[0.0, 1], [0, 0]], [[1, 1], [0, 0]]], dtype=torch.float64)
+    groups = grpo.Groups(completions, rewards, torch.zeros(2), torch.ones(2, dtype=torch.bool))
+    for words, share in (((), 0.0), (("--conditional-rewards",), 0.5)):
+        found = grpo.describe([groups], source_by_hand("gdpo"), flags(*words))
+        assert found["charts/zero_std_groups"] == found["charts/groups_all_wrong"] == share
 
 
 # Collecting
@@ -800,6 +811,20 @@ def test_the_overlong_filter_masks_a_cut_completion_but_keeps_it_in_the_baseline
     torch.testing.assert_close(rollout.advantages.double(), expected, rtol=0, atol=1e-6)
     assert not rollout.completions.mask[4].any() and torch.equal(rollout.completions.mask[:4], MASK[:4])
     assert torch.equal(groups.completions.mask, MASK)  # what was sampled is not changed
+
+
+def test_a_cut_completions_kl_counts_in_the_baseline_too():
+    """One group, equal rewards of 1, equal KL sums of −0.4, the second cut. Leave-one-out of R − βΣk1 is 0 for both;
+    were the cut one's KL left out, the first would get β · 0.4."""
+    table = LogprobTable(torch.full((2, 2), -1.0))
+    completions = table.rows_of(torch.tensor([[True, False], [True, True]]))
+    completions.logprob = torch.tensor([[-1.4, 0.0], [-1.2, -1.2]])
+    groups = grpo.Groups(completions, torch.ones(1, 2, 1).double(), torch.zeros(1), torch.ones(1, dtype=torch.bool))
+    for overlong in ("none", "filter"):
+        args = flags("--variant", "rloo", "--kl-in-reward", "sequence", "--kl-coef", 0.1, "--overlong", overlong)
+        rollout, _ = grpo.prepare(groups, source_by_hand("rloo"), None, table, args)
+        torch.testing.assert_close(rollout.advantages, torch.zeros(2, 2), rtol=0, atol=1e-6)
+        assert rollout.completions.mask.sum(1).tolist() == ([1, 0] if overlong == "filter" else [1, 2])
 
 
 def test_a_filtered_completion_has_no_gradient_of_any_kind():

@@ -285,6 +285,16 @@ def test_a_completion_without_a_score_takes_no_part():
     torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
 
 
+def test_completions_none_of_which_has_a_score_change_nothing():
+    args = flags()
+    state, source = start(args)
+    completions, *_ = PPO.collect(state, source, None, args, World())
+    scores = torch.full((16,), math.nan, dtype=torch.float64)
+    rollout, metrics = PPO.prepare(state, completions, scores, None, args, World(), source.tokenizer.pad_token_id)
+    assert not rollout.completions.mask.any() and not rollout.advantages.any()
+    assert metrics["losses/explained_variance"] == 0
+
+
 def test_the_penalty_follows_the_mean_kl_of_whole_completions():
     """β (1 + clip(KL/target − 1, ±0.2) · 16/160), after the rewards were made with β as it was.
 

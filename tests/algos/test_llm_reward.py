@@ -171,6 +171,9 @@ def test_pairs_of_the_task(in_tmp):
     [
         (["--micro-batch", "1"], ["--micro-batch 1", "at least 2"]),
         (["--center-coef", "-1"], ["--center-coef -1", "at least 0"]),
+        (["--eval-episodes", "7"], ["--eval-episodes 7", "judges all held-out pairs"]),
+        (["--show-samples", "3"], ["--show-samples 3", "leave it out"]),
+        (["--pairs", "y.jsonl", "--top-p", "0.9"], ["--top-p 0.9", "leave it out"]),
         (["--pairs", "nowhere.jsonl"], ["nowhere.jsonl", "no such file"]),
         (["--pairs", "x.jsonl"], ["x.jsonl line 2: has no column rejected"]),
         (["--pairs", "y.jsonl", "--margin"], ["y.jsonl line 1: has no column chosen_score"]),

@@ -98,11 +98,11 @@ def test_sarsa_reports_the_errors_of_its_updates():
 
 @pytest.mark.parametrize("trace, z", [("replacing", 1.0), ("accumulating", 1.0 + 0.45**2)])
 def test_sarsa_lambda_by_hand(trace, z):
-    # λ = ½, γλ = 0.45.  δ = 1, z = (1): Q(1,0) = ½;  δ = 2 + 0.9·½ = 2.45 (A' = ... see below), z = (0.45, 1)
+    # λ = ½, γλ = 0.45.  δ = 1, z = (1): Q(1,0) = ½;  δ = 2, since Q(3, 1) = 0, z = (0.45, 1)
     steps = [step(1, 0, 1.0, 2), step(2, 1, 2.0, 3), step(1, 0, 4.0, 6, terminated=True)]
     q = after("sarsa", steps, table(), method="sarsa_lambda", trace=trace, trace_decay=0.5)
     one, two = 0.5, 0.0
-    one, two = one + 0.5 * 2.0 * 0.45, two + 0.5 * 2.0  # δ = 2: Q(3, 1) = 0
+    one, two = one + 0.5 * 2.0 * 0.45, two + 0.5 * 2.0
     error = 4.0 - one
     one, two = one + 0.5 * error * z, two + 0.5 * error * 0.45
     assert q[0, 1, 0] == pytest.approx(one) and q[0, 2, 1] == pytest.approx(two)

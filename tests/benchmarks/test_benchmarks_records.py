@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import launch
 import pytest
 import torch
 from records import (
@@ -120,6 +121,20 @@ def test_published_files_name_no_machine_path_and_compare_without_the_clock(tmp_
     assert run["command"] == ["python", "algos/ppo_continuous.py", "--run-dir", "seed_1"]
     assert run["timing"] == {"wall_clock_s": 12.5, "steps_per_second": 16.0}
     assert "SPS" not in (tmp_path / "results" / "first" / "curve.csv").read_text()
+
+
+def test_a_preset_asks_for_what_it_says_today(tmp_path, monkeypatch):
+    folder, entry = make_run(tmp_path / "run"), Entry("ppo_continuous", "Hopper-v4", (1,), 200, ("--preset", "p"))
+    content = json.loads((folder / "run.json").read_text())
+    content["args"] |= {"preset": "p", "hidden": [64, 64], "num_envs": 8}
+    (folder / "run.json").write_text(json.dumps(content))
+    presets = launch.load_algorithm(ROOT / "algos/ppo_continuous.py").PRESETS
+    monkeypatch.setitem(presets, "p", {"hidden": (64, 64), "num_envs": 8, "a_flag_of_later": 3})
+    check_made_as_asked(folder, entry, 1)
+    monkeypatch.setitem(presets, "p", {"hidden": (64, 64), "num_envs": 4})
+    with pytest.raises(ValueError, match="num_envs 8, the preset p says 4"):
+        check_made_as_asked(folder, entry, 1)
+    check_made_as_asked(folder, replace(entry, flags=(*entry.flags, "--num-envs", "8")), 1)
 
 
 def test_paths_inside_flags_are_cut_too():
