@@ -106,13 +106,18 @@ def front_page(groups: list[Group], folder: Path, readme: Path) -> str:
     return "\n".join([intro, table(header, rows), LEGEND, images, "", outro])
 
 
-def speed_block(folder: Path) -> str:
-    """What `speed.py` measured: one table of all records; below it the tables of the other records."""
-    paths = sorted(folder.glob("*.md"))
-    contents = [read_json(path.with_suffix(".json"), "times") for path in paths]
-    records = [content for content in contents if "rows" in content]
-    earlier = [path.read_text() for path, content in zip(paths, contents, strict=True) if "rows" not in content]
-    return "\n\n".join([*([speed_table(records)] if records else []), *earlier])
+DEFAULT_SPEED = "hopper"  # the record of PPO with its defaults
+
+
+def speed_block(folder: Path, readme: Path) -> str:
+    """What `speed.py` measured: one table of all records and that of PPO with its defaults; links to all the others."""
+    contents = {path: read_json(path.with_suffix(".json"), "times") for path in sorted(folder.glob("*.md"))}
+    records = [content for content in contents.values() if "rows" in content]
+    shown = [path.read_text() for path in contents if path.stem == DEFAULT_SPEED]
+    others = [path for path, content in contents.items() if "rows" not in content and path.stem != DEFAULT_SPEED]
+    links = [f"[{path.stem}]({Path(os.path.relpath(path, readme.parent)).as_posix()})" for path in others]
+    more = [f"Other measurements: {', '.join(links)}.\n"] if links else []
+    return "\n\n".join([*([speed_table(records)] if records else []), *shown, *more])
 
 
 def read_groups(results: Path, name: str) -> tuple[list[Group], list[str]]:
@@ -163,7 +168,7 @@ def report(
     texts = {}
     if name == FRONT_PAGE and readme is not None:  # first, so that missing markers are told before anything is written
         blocks = {"results": "\n".join([front_page(groups, folder, readme), *notes])}
-        if speed := speed_block(results / "speed"):
+        if speed := speed_block(results / "speed", readme):
             blocks["speed"] = speed
         texts[readme] = with_blocks(readme, blocks)
 

@@ -108,13 +108,17 @@ def test_measurements_alternate_with_a_fresh_cache_for_each_cold_run(tmp_path, m
     assert text.count("`equal`:") == 1
 
 
-def test_the_front_page_has_one_table_of_all_records_and_the_earlier_ones_below(tmp_path):
-    assert report.speed_block(tmp_path / "speed") == ""
+def test_the_front_page_has_one_table_of_all_records_ppos_own_and_links_to_the_others(tmp_path):
+    readme = tmp_path / "README.md"
+    assert report.speed_block(tmp_path / "speed", readme) == ""
     folder = tmp_path / "speed"
     folder.mkdir()
     (folder / "hopper.json").write_text('{"times": []}')
     (folder / "hopper.md").write_text("an earlier table\n")
-    assert report.speed_block(folder) == "an earlier table\n"
+    assert report.speed_block(folder, readme) == "an earlier table\n"
+    for name in ("llm", "models"):
+        (folder / f"{name}.json").write_text('{"times": []}')
+        (folder / f"{name}.md").write_text("its own page")
     times = [a_time("ours", "own", 0, "cold", 10.0), a_time("ours", "own", 0, "warm", 5.0)]
     for name in ("sac", "trpo"):
         content = {
@@ -129,14 +133,14 @@ def test_the_front_page_has_one_table_of_all_records_and_the_earlier_ones_below(
         }
         (folder / f"{name}.json").write_text(json.dumps(content))
         (folder / f"{name}.md").write_text("its own page")
-    block = report.speed_block(folder)
+    block = report.speed_block(folder, readme)
     assert block.count("| ppo_continuous | own | Hopper-v4 | default | 100 | 200 | – | – | – |") == 2
-    assert (
-        block.count("| algorithm |") == 1 and block.endswith("\n\nan earlier table\n") and "its own page" not in block
-    )
+    assert block.count("| algorithm |") == 1 and "its own page" not in block
+    links = "Other measurements: [llm](speed/llm.md), [models](speed/models.md).\n"
+    assert block.endswith(f"\n\nan earlier table\n\n\n{links}")
     (folder / "trpo.json").write_text("{")
     with pytest.raises(ValueError, match=r"trpo.json: damaged"):
-        report.speed_block(folder)
+        report.speed_block(folder, readme)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -232,7 +232,7 @@ def test_sides_take_turns_and_the_table_says_what_was_measured(tmp_path, monkeyp
     assert "`dpo_step`: first loss 2.0e-01." in text and "completions of 40, 24, 16, 8 tokens" in text
     assert "(mean lengths, ours and theirs: rollouts: 2 and 2; rollouts_big: 2 and 2)" in text
     assert f"**2 of {len(order)} measurements were disturbed by other processes.**" in text
-    assert report.speed_block(tmp_path / "speed") == text  # on the front page as it is
+    assert "](speed/" in report.speed_block(tmp_path / "speed", tmp_path / "README.md")  # on the front page: a link
 
 
 @pytest.mark.parametrize(
