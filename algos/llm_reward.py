@@ -23,7 +23,7 @@ Deviations from the paper, each with its reason:
  4. Constant learning rate after a linear rise, gradient clipped to a norm of 1, Adam without weight decay.
 
 Run:    python algos/llm_reward.py --num-pairs 6000 --learning-rate 3e-4 --total-tokens 100000
-Expect: agrees with 0.82 of the held-out pairs (one seed).
+Expect: agrees with 0.82 to 0.84 of the held-out pairs (seed 1 on two machines), in a minute on one core.
 """
 
 import math
