@@ -18,7 +18,8 @@ Deviations from the papers, each with its reason: 2 to 6 of dqn.py, and
 
 This file is longer than 300 lines: each of the four parts costs its own.
 
-Run:    python algos/dqn_atari.py --env ALE/Pong-v5
+Run:    python algos/dqn_atari.py --preset pong    (as in the paper, for days: --env ALE/Pong-v5)
+Expect: -10 (last 100 training games, one seed; -21 at the start), in an hour and a quarter on one core.
 """
 
 import math
