@@ -10,15 +10,15 @@ What changes from dqn.py: the network, which reads four stacked frames; the rewa
 the games, in which a lost life ends the return that is learned from (reported are whole games and their own rewards). A
 million transitions take 7 GB, since each frame of Atari's engine, whose stacks move by one frame, is stored once.
 
-Deviations from the papers, each with its reason: 2 to 6 of dqn.py, and
+Deviations from the papers, each with its reason: numbers 2 to 6 of dqn.py, and
 
- 1. The defaults are CleanRL's, Adam and the squared error among them (the paper's is --loss huber), but for eight games
+ a. The defaults are CleanRL's, Adam and the squared error among them (the paper's is --loss huber), but for eight games
     side by side and orthogonal weights. Evaluations are greedy (paper: ε = 0.05).
- 2. ale-py cannot save a game: each checkpoint starts new ones and must leave ten time limits to each (2,160,000 steps).
+ b. ale-py cannot save a game: each checkpoint starts new ones and must leave ten time limits to each (2,160,000 steps).
 
 This file is longer than 300 lines: each of the four parts costs its own.
 
-Run:    python algos/dqn_atari.py --preset pong    (as in the paper, for days: --env ALE/Pong-v5)
+Run:    python algos/dqn_atari.py --preset pong    (10,000,000 steps, for days: --env ALE/Pong-v5)
 Expect: -10 (last 100 training games, one seed; -21 at the start), in an hour and a quarter on one core.
 """
 

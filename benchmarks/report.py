@@ -175,6 +175,7 @@ def report(
     language = all(group.entry.is_language for group in groups)
     start = report_language.start_score(results, name) if language else None
     images = [folder / image_name(env) for env in environments(groups)]
+    folder.mkdir(parents=True, exist_ok=True)  # a suite beside a package may have no runs of its own yet
     for env, path in zip(environments(groups), images, strict=True):
         here = [group for group in groups if group.entry.env == env]
         if language:

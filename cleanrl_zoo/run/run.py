@@ -418,8 +418,9 @@ class Run:
         found = list_checkpoints(self.run_dir / "checkpoints")
         last = f"last checkpoint {found[-1]}" if found else "no checkpoint yet"
         if isinstance(error, KeyboardInterrupt):
+            advice = "go on" if found else "begin again"
             self.progress.message(
-                f"stopped at {self.args.words.unit[:-1]} {self.global_step:,}; {last}; go on with: {resume}"
+                f"stopped at {self.args.words.unit[:-1]} {self.global_step:,}; {last}; {advice} with: {resume}"
             )
             sys.exit(130)
         if isinstance(error, getattr(self.envs, "errors", ())):

@@ -395,6 +395,15 @@ def test_settings_on_one_environment_are_compared(tmp_path, monkeypatch):
     assert "| Hopper-v4 | one | eight | 0.25 [" in text and "| Hopper-v4 | eight | one | 0.75 [" in text
 
 
+def test_a_suite_beside_a_package_is_reported_before_the_package_has_run(tmp_path, monkeypatch):
+    entry = Entry("ppo", "CartPole-v1", (1,), 1000)
+    monkeypatch.setitem(SUITES, "own", (entry,))
+    write_seed(tmp_path / "own", entry, 1, 5.0)
+    report.report("own_sb3", tmp_path, tmp_path / "no-readme-needed.md")
+    text = (tmp_path / "own_sb3" / "README.md").read_text()
+    assert "| CartPole-v1 | ppo | 1 | 5.0 |" in text and "sb3_ppo" in text
+
+
 def test_names_of_published_algorithms_are_in_the_list():
     rows = report_published.PUBLISHED.read_text()
     assert all(f"\n{name}," in rows for name in PUBLISHED_NAMES.values())
