@@ -68,7 +68,7 @@ from cleanrl_zoo.llm.pairs import (
 )
 from cleanrl_zoo.nn import Adam, clip_grad_norm
 from cleanrl_zoo.run import LanguageArgs, Run, parse_args, torch_generator, usage_errors
-from cleanrl_zoo.run.arguments import check, flag
+from cleanrl_zoo.run.arguments import check, check_left_out, flag
 from cleanrl_zoo.run.distributed import World, join_world, leave_world
 from cleanrl_zoo.run.progress import LANGUAGE, Words
 from cleanrl_zoo.run.seeding import stream_seed
@@ -164,8 +164,8 @@ class Args(LanguageArgs):
             raise ValueError(f"--pairs {self.pairs}: with {how} the pairs are sampled; leave one of the two out")
         if self.evaluate == "pairs" and (self.online or self.loss == "spin"):
             raise ValueError("--evaluate pairs: without given pairs none are held out; give task")
-        if self.evaluate == "pairs" and self.show_samples:
-            raise ValueError(f"--show-samples {self.show_samples}: --evaluate pairs samples nothing; leave it out")
+        if self.evaluate == "pairs":
+            check_left_out(self, "--evaluate pairs samples nothing", "show_samples")
         if self.reward_model is not None and not self.online:
             raise ValueError(f"--reward-model {self.reward_model}: judges fresh samples; add --online or leave it out")
         if self.online or self.loss == "spin" or (self.pairs is None and self.pairs_from == "model"):

@@ -385,6 +385,12 @@ def describe(drawn: list[Groups], source: PromptSource, args: Args) -> dict[str,
     }
 
 
+def learned(groups: Groups, args: Args) -> Tensor:
+    """The tokens that the loss is of, [B, L]: those that take part, without cut completions where they are filtered."""
+    kept = ~groups.completions.truncated.unsqueeze(1)  # [B, 1]
+    return groups.mask & kept if args.overlong == "filter" else groups.mask
+
+
 def credit(groups: Groups, source: PromptSource, old_logprob: Tensor, ref_logprob: Tensor, args: Args) -> Tensor:
     """The advantage of every token, [B, L]: from rewards to credit, as the variant has it."""
     completions, device = groups.completions, old_logprob.device
@@ -413,8 +419,7 @@ def credit(groups: Groups, source: PromptSource, old_logprob: Tensor, ref_logpro
     if args.whiten == "samples":
         advantages = normalize(advantages, scored)
     advantages = torch.where(scored, advantages, 0.0).to(device, torch.float32)
-    if args.overlong == "filter":  # only now: a cut completion still counts in its group's baseline
-        mask = mask & ~completions.truncated.unsqueeze(1)
+    mask = learned(groups, args)  # only now: a cut completion still counts in its group's baseline
     tokens = torch.where(mask, advantages.reshape(-1, 1), 0.0)  # [B, L]
     if args.kl_in_reward == "token":  # a token answers for the KL of the tokens from it on
         zero = torch.zeros_like(token_kl)
@@ -436,10 +441,8 @@ def prepare(
     if reference is not None:
         ref_logprob = in_parts(reference, completions, args)
     advantages = credit(groups, source, old_logprob, ref_logprob, args)
-    if args.overlong == "filter":
-        completions = replace(completions, mask=completions.mask & ~completions.truncated.unsqueeze(1))
-    mask = completions.mask
-    return Rollout(completions, advantages, old_logprob, ref_logprob), {
+    mask = learned(groups, args)
+    return Rollout(replace(completions, mask=mask), advantages, old_logprob, ref_logprob), {
         "charts/advantage_mean": masked_mean(advantages, mask),
         "charts/advantage_std": masked_std(advantages, mask),
     }

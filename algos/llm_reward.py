@@ -52,7 +52,7 @@ from cleanrl_zoo.llm.pairs import (
 )
 from cleanrl_zoo.nn import Adam, clip_grad_norm
 from cleanrl_zoo.run import LanguageArgs, Run, parse_args, torch_generator, usage_errors
-from cleanrl_zoo.run.arguments import check, flag
+from cleanrl_zoo.run.arguments import check, check_left_out
 from cleanrl_zoo.run.distributed import World, join_world, leave_world
 from cleanrl_zoo.run.progress import Words
 
@@ -100,10 +100,7 @@ class Args(LanguageArgs):
         check(self, "warmup", "center_coef", at_least=0)
         if self.pairs is None and self.pairs_from == "model":
             self.check_exact_logprobs()
-        for name in ("eval_episodes", "show_samples", "top_p"):
-            value, default = getattr(self, name), getattr(type(self), name)
-            if value != default:
-                raise ValueError(f"{flag(name)} {value}: an evaluation judges all held-out pairs; leave it out")
+        check_left_out(self, "an evaluation judges all held-out pairs", "eval_episodes", "show_samples", "top_p")
 
     @property
     def subject(self) -> str:

@@ -326,7 +326,6 @@ def table(records: list[dict[str, Any]]) -> str:
             cells += ["–"] * 4 if other is None else [*(f"{other[k]:,.0f}" for k in ("cold", "warm")), *ratios(other)]
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
-    described = set()
     for record in records:
         where, code = record["machine"], record["commit"] or "no commit"
         packages = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
@@ -339,8 +338,8 @@ def table(records: list[dict[str, Any]]) -> str:
         for row in first_of_each(record["rows"]):
             flags = f"`{row['flags']}`" if row["flags"] else "defaults"
             text = f"- `{row['setting']}`: {flags}; the peer: {row['peer']}."
-            lines += [] if text in described else [text]
-            described.add(text)
+            if text not in lines:
+                lines.append(text)
         lines += disturbed(record["times"])
     return "\n".join(lines) + "\n"
 

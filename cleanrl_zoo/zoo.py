@@ -335,6 +335,11 @@ def _check_imported(env_id: str) -> None:
         )
 
 
+def _spec(env_id: str) -> gymnasium.envs.registration.EnvSpec:
+    """What is registered under `env_id`, whose module, if it names one, has been imported."""
+    return gymnasium.spec(env_id.rpartition(":")[2])
+
+
 def _check_spaces(policy: Policy, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
     if policy.spec["builder"] == "table" and isinstance(obs_space, gymnasium.spaces.Discrete):
         seen, expected, shown = int(obs_space.n), policy.spec["sizes"][0], f"{obs_space.n} states"
@@ -355,8 +360,8 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
     """Writes a real-time video of the deterministic policy and returns the raw return of each episode.
 
     Episode k starts as episode k of `evaluate` with the same seed. The suffix of `out` is the format: .mp4 or .gif.
-    A policy that acts on frames is shown those, each pixel as 4 × 4, at 15 a second (60 screens, every fourth seen). An
-    episode of an environment without a time limit is cut after 10,000 steps.
+    A policy that acts on frames is shown those, each pixel as 4 × 4, at 15 a second (60 screens, every fourth seen).
+    Another policy's episode is cut after 10,000 steps where the environment has no time limit.
 
     Raises:
         ValueError: one line, for another suffix, a missing folder, a missing library, or if nothing can render.
@@ -377,7 +382,7 @@ def record(policy: Policy, out: str | Path, episodes: int = 1, seed: int = 0) ->
             envs.close()
         return returns
     _check_imported(env_id)
-    spec = gymnasium.spec(env_id.rpartition(":")[2])
+    spec = _spec(env_id)
     longest = LONGEST_VIDEO if spec.max_episode_steps is None else math.inf  # steps
     creator = spec.entry_point
     creator = load_env_creator(creator) if isinstance(creator, str) else creator
@@ -473,7 +478,7 @@ def find_renderer(env_id: str) -> dict[str, str]:
     Raises:
         ValueError: one line that names what was tried and the packages that would help.
     """
-    entry_point = str(gymnasium.spec(env_id.rpartition(":")[2]).entry_point)
+    entry_point = str(_spec(env_id).entry_point)
     candidates: list[dict[str, str]] = [{"SDL_VIDEODRIVER": "dummy"}]
     if "mujoco" in entry_point:
         backends = [os.environ["MUJOCO_GL"]] if os.environ.get("MUJOCO_GL") else ["egl", "osmesa", "glfw"]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cleanrl_zoo.core.kl import categorical_kl
-from cleanrl_zoo.core.shapes import check_broadcast, chosen
+from cleanrl_zoo.core.shapes import check_broadcast, check_fits, chosen
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -24,7 +24,7 @@ class DiagGaussian:
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        _check_fits(mean, log_std=log_std)
+        check_fits(mean, log_std=log_std)
         self.mean, self.log_std = mean, log_std.expand_as(mean)
 
     def sample(self, noise: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
@@ -96,7 +96,7 @@ class SquashedGaussian:
         self.base = DiagGaussian(mean, log_std)
         self.low = torch.as_tensor(low, dtype=mean.dtype, device=mean.device)
         self.high = torch.as_tensor(high, dtype=mean.dtype, device=mean.device)
-        _check_fits(mean, low=self.low, high=self.high)
+        check_fits(mean, low=self.low, high=self.high)
 
     def sample(self, noise: Tensor | None = None, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Reparameterised (action [..., A], logprob [...]); noise as for DiagGaussian.
@@ -128,14 +128,6 @@ class SquashedGaussian:
         # log |da/du| = log((high − low)/2 · (1 − tanh² u)), and 1 − tanh² u = 4 σ(2u) σ(−2u), which cannot overflow.
         slope = F.logsigmoid(2 * pre_squash) + F.logsigmoid(-2 * pre_squash) + torch.log(2 * (self.high - self.low))
         return self.base.log_prob(pre_squash) - slope.sum(-1)
-
-
-def _check_fits(mean: Tensor, **others: Tensor) -> None:
-    """Raise ValueError unless the others have the mean's number of dimensions or fewer than two, and widen none."""
-    for name, other in others.items():
-        same_rank = other.dim() in (0, 1, mean.dim())
-        if not same_rank or any(n not in (1, m) for n, m in zip(other.shape[::-1], mean.shape[::-1], strict=False)):
-            raise ValueError(f"{name} {list(other.shape)} for a mean {list(mean.shape)}: give it that shape, or [A]")
 
 
 def _draw(source: Callable[..., Tensor], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -31,6 +31,14 @@ def check_equal(**tensors: Tensor) -> None:
             raise ValueError(f"shapes differ: {_listed(tensors)}; all of them must have the same shape")
 
 
+def check_fits(mean: Tensor, **others: Tensor) -> None:
+    """Raise ValueError unless the others have the mean's number of dimensions, or at most one, and do not widen it."""
+    for name, other in others.items():
+        same_rank = other.dim() in (0, 1, mean.dim())
+        if not same_rank or any(n not in (1, m) for n, m in zip(other.shape[::-1], mean.shape[::-1], strict=False)):
+            raise ValueError(f"{name} {list(other.shape)} for a mean {list(mean.shape)}: give it that shape, or [A]")
+
+
 def chosen(table: Tensor, index: Tensor, name: str, index_name: str) -> Tensor:
     """table[..., index] for one number per row: table [..., A], integers [...] -> [...]; size-1 dimensions broadcast.
 

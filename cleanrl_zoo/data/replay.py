@@ -71,6 +71,7 @@ class Replay:
         self.plan(capacity, num_envs, obs_shape, action_shape, obs_dtype, frame_stack)  # raises where it cannot be
         layout = self._layout(capacity, num_envs, obs_shape, action_shape, obs_dtype, frame_stack)
         self.num_envs, self.gamma, self.n_step, self.device = num_envs, gamma, n_step, device
+        self._powers = gamma ** np.arange(n_step + 1)  # of γ
         self.obs_shape, self.action_shape, self.action_dtype = obs_shape, action_shape, action_dtype
         self.frame_stack, self.stack = frame_stack, obs_shape[0] if frame_stack else 1  # S
         self.steps = capacity // num_envs  # T, transitions of each environment
@@ -332,9 +333,8 @@ class Replay:
         goes_on = (ended == 0) & (steps[:-1] < (newest - slot[:, None]) % self.slots)
         inside = np.logical_and.accumulate(goes_on, 1)  # the rewards after the first, up to the end
         beyond = inside.sum(1)
-        powers = self.gamma ** np.arange(self.n_step + 1)
-        out.window_reward = table[:, 0, 0] + (table[:, 1:, 0] * inside * powers[1:-1]).sum(1)
-        out.discount[:] = powers[1 + beyond]
+        out.window_reward = table[:, 0, 0] + (table[:, 1:, 0] * inside * self._powers[1:-1]).sum(1)
+        out.discount[:] = self._powers[1 + beyond]
         return rows[np.arange(len(rows)), beyond]
 
     # Checkpoints

@@ -247,14 +247,18 @@ def check_learning_starts(args: Any) -> None:
 
 def check_game_flags(args: Any, is_game: bool) -> None:
     """Raises ValueError where a flag that only Atari's engine understands is not at its default elsewhere."""
-    if is_game or args.resume is not None:
-        return
-    for name in ("repeat_action_probability", "episodic_life"):
-        value, default = getattr(args, name), getattr(type(args), name)
-        if value != default:
-            given = f"{flag('no_' + name)}" if value is False else f"{flag(name)} {value}"
-            here = f"--env {args.env} with --vec {args.vec}"
-            raise ValueError(f"{given}: only for games of Atari's own engine, not for {here}; leave it out")
+    if not is_game and args.resume is None:
+        why = f"only for games of Atari's own engine, not for --env {args.env} with --vec {args.vec}"
+        check_left_out(args, why, "repeat_action_probability", "episodic_life")
+
+
+def check_left_out(args: Any, why: str, *names: str) -> None:
+    """Raises ValueError, which says why, where one of the named flags is not at its default."""
+    for name in names:
+        value = getattr(args, name)
+        if value != getattr(type(args), name):
+            given = flag("no_" + name) if value is False else f"{flag(name)} {value}"
+            raise ValueError(f"{given}: {why}; leave it out")
 
 
 def check_divides_batch(args: Any, name: str) -> None:

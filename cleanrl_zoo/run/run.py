@@ -413,31 +413,31 @@ class Run:
         self.envs.close()
         self._unlock_folder()
         script = sys.argv[0] if sys.argv[0].endswith(".py") else f"algos/{self.algorithm}.py"
-        resume = f"python {shlex.join([script, '--resume', os.fspath(self.run_dir)])}"
         # as found in the folder: an interrupt may come between a checkpoint's renaming and any note of it
         found = list_checkpoints(self.run_dir / "checkpoints")
         last = f"last checkpoint {found[-1]}" if found else "no checkpoint yet"
+        command = f"python {shlex.join([script, '--resume', os.fspath(self.run_dir)])}"
+        advice = f"{'go on' if found else 'begin again'} with: {command}"
         if isinstance(error, KeyboardInterrupt):
-            advice = "go on" if found else "begin again"
-            self.progress.message(
-                f"stopped at {self.args.words.unit[:-1]} {self.global_step:,}; {last}; {advice} with: {resume}"
-            )
+            self.progress.message(f"stopped at {self.args.words.unit[:-1]} {self.global_step:,}; {last}; {advice}")
             sys.exit(130)
         if isinstance(error, getattr(self.envs, "errors", ())):
-            self.progress.message(f"error: {error}; {last}; mend that and go on with: {resume}")
+            self.progress.message(f"error: {error}; {last}; mend that and {advice}")
             sys.exit(1)
         if isinstance(error, NonFinite):
             diverged = str(error).startswith(("losses/", "actions"))
             fields = dataclasses.asdict(self.args).items()
             rates = [flag(name) for name, value in fields if name.endswith("learning_rate") and value is not None]
-            advice = f"; try a smaller {' or '.join(rates)}" if diverged and rates else ""
-            self.progress.message(f"error: {error} at {self.args.words.unit[:-1]} {self.global_step:,}; {last}{advice}")
+            smaller = f"; try a smaller {' or '.join(rates)}" if diverged and rates else ""
+            self.progress.message(
+                f"error: {error} at {self.args.words.unit[:-1]} {self.global_step:,}; {last}{smaller}"
+            )
             sys.exit(1)
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             where = f"{self.args.words.unit[:-1]} {self.global_step:,}"
             told = f": {str(error).splitlines()[0]}" if str(error) else ""
-            self.progress.message(f"error: out of memory at {where}{told}; {last}; go on with: {resume}")
+            self.progress.message(f"error: out of memory at {where}{told}; {last}; {advice}")
             sys.exit(1)
         if isinstance(error, OSError) and error.filename is not None and str(self.run_dir) in str(error.filename):
-            self.progress.message(f"error: {error.filename}: {error.strerror}; {last}; go on with: {resume}")
+            self.progress.message(f"error: {error.filename}: {error.strerror}; {last}; {advice}")
             sys.exit(1)

@@ -128,6 +128,16 @@ def start_off_policy(module: ModuleType, args: Any) -> tuple[Any, Any]:
     return envs, module.TrainState.create(args, envs)
 
 
+def acted_on(module: ModuleType, args: Any, number: Any) -> list[int]:
+    """What each of five vector steps leaves to be acted on in the last environment, as `number(obs)` reads it."""
+    envs, state = start_off_policy(module, args)
+    found = []
+    for _ in range(5):
+        module.collect(state, envs, module.act, args)
+        found.append(int(number(state.obs[-1])))
+    return found
+
+
 def train_off_policy(module: ModuleType, args: Any, act: Any = None, update_step: Any = None) -> tuple[Any, list[dict]]:
     """A whole run of an off-policy file without its log: the state at the end, and what each iteration that made
     updates reported."""

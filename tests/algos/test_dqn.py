@@ -552,12 +552,7 @@ def test_the_replay_shows_the_true_last_observation_of_a_cut_episode():
 
 def test_after_a_cut_episode_the_next_ones_first_observation_is_acted_on():
     """Count shows 0, 1, 2 and then 0 again, never its last successor 3."""
-    args = args_for(env="probe/Count-v0", num_envs=2)
-    envs, state = start(args)
-    shown = []
-    for _ in range(5):
-        dqn.collect(state, envs, dqn.act, args)
-        shown.append(int(state.obs[1, 0]))
+    shown = algo_helpers.acted_on(dqn, args_for(env="probe/Count-v0", num_envs=2), lambda obs: obs[0])
     assert shown == [1, 2, 0, 1, 2]
 
 

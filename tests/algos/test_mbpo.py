@@ -137,12 +137,7 @@ def test_the_first_rows_of_a_batch_are_real(share, real):
 
 def test_after_a_cut_episode_the_next_ones_first_observation_is_acted_on():
     """Count shows 0, 1, 2 and then 0 again, never its last successor 3."""
-    args = args_for(env="probe/CountContinuous-v0", num_envs=2)
-    envs, state = start(args)
-    shown = []
-    for _ in range(5):
-        mbpo.collect(state, envs, mbpo.act, args)
-        shown.append(int(state.obs[1, 0]))
+    shown = algo_helpers.acted_on(mbpo, args_for(env="probe/CountContinuous-v0", num_envs=2), lambda obs: obs[0])
     assert shown == [1, 2, 0, 1, 2]
 
 
