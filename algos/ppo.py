@@ -35,12 +35,12 @@ from torch import Tensor, nn
 
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, gae, k3, normalize
-from cleanrl_zoo.core.distributions import Categorical
+from cleanrl_zoo.core.distributions import Categorical, policy_noise
 from cleanrl_zoo.core.value_losses import clipped_value_loss, squared_value_loss
 from cleanrl_zoo.data.rollout import Rollout
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
-from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
+from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, mlp_on_arrays
 from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check, check_divides_batch
 
@@ -165,19 +165,14 @@ class TrainState:
         self.reward_scaler.running_return.zero_()
 
 
-@torch.no_grad()
-def act(agent: Agent, obs: Tensor, noise: Tensor) -> Tensor:
-    """The actions [N] sampled in `obs` [N, D] with `noise` [N, A], uniform in [0, 1)."""
-    return agent.policy(agent.obs_norm(obs)).sample(noise)
-
-
-def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> None:
+def collect(state: TrainState, envs: VecEnv, rollout: Rollout, args: Args) -> None:
     """Fills `rollout` [T, N] with the current policy: the loop over actors of algorithm 1."""
-    shape = (*rollout.actions.shape, int(envs.single_action_space.n))
-    noise = torch.rand(shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
-    for t in range(args.num_steps):
-        obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, D]
-        action = act(state.agent, obs, noise[t]).cpu().numpy()  # [N]
+    agent, shape = state.agent, (*rollout.actions.shape, int(envs.single_action_space.n))
+    logits = mlp_on_arrays(agent.actor, agent.obs_norm.on_arrays() if args.normalize else None)
+    noise = policy_noise(shape, None, state.noise_generator, args.device)  # [T, N, A], Gumbel's
+    for t, step_noise in enumerate(noise.cpu().numpy()):
+        obs = rollout.put_obs(t, state.obs)  # [N, D]
+        action = (logits(obs) + step_noise).argmax(-1)  # [N], drawn from the softmax
         step = envs.step(action)
         rollout.put_step(t, action, step)
         state.obs = step.obs
@@ -269,14 +264,13 @@ def main(args: Args) -> None:
         return run_episodes(eval_envs, on_arrays(likeliest_action, args.device))
 
     with Run(args, envs, evaluate) as run:
-        fast_act = compile_function(act, run.compile, args.device)
         fast_minibatch_step = compile_function(minibatch_step, run.compile, args.device)
         state = run.resume_or(lambda: TrainState.create(args, envs))
         shapes = envs.single_observation_space.shape, envs.single_action_space.shape
         rollout = Rollout.allocate(args.num_steps, args.num_envs, *shapes, action_dtype=torch.int64)
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
-                collect(state, envs, rollout, fast_act, args)  # [T, N]
+                collect(state, envs, rollout, args)  # [T, N]
             run.check_finite(rewards=rollout.rewards, observations=rollout.final_obs)
             with run.phase("update"):
                 run.metrics(update(state, rollout, fast_minibatch_step, args))

@@ -171,7 +171,7 @@ def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, ar
     shape = (*rollout.actions.shape, int(envs.single_action_space.n))
     noise = torch.rand(shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
     for t, step_noise in enumerate(noise):
-        obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, C, H, W]
+        obs = torch.from_numpy(rollout.put_obs(t, state.obs)).to(args.device)  # [N, C, H, W]
         action = act(state.agent, obs, step_noise).cpu().numpy()  # [N]
         step = envs.step(action)
         rollout.put_step(t, action, step)

@@ -35,11 +35,11 @@ from torch import Tensor, nn
 
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import aggregate, clipped_surrogate, explained_variance, gae, k3, normalize, squared_value_loss
-from cleanrl_zoo.core.distributions import DiagGaussian
+from cleanrl_zoo.core.distributions import DiagGaussian, policy_noise
 from cleanrl_zoo.data.rollout import Rollout
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
-from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
+from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, mlp_on_arrays
 from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check, check_divides_batch
 
@@ -159,21 +159,16 @@ class TrainState:
         self.reward_scaler.running_return.zero_()
 
 
-@torch.no_grad()
-def act(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The action sampled in `obs` [N, D] with standard normal `noise` [N, A], and its copy clipped to the box."""
-    action = agent.policy(agent.obs_norm(obs)).sample(noise)  # [N, A]
-    return action, action.clamp(agent.low, agent.high)
-
-
-def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> None:
+def collect(state: TrainState, envs: VecEnv, rollout: Rollout, args: Args) -> None:
     """Fills `rollout` [T, N] with the current policy: the loop over actors of algorithm 1."""
-    noise = torch.randn(rollout.actions.shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
-    for t, step_noise in enumerate(noise):
-        obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, D]
-        action, env_action = act(state.agent, obs, step_noise)  # [N, A]
-        step = envs.step(env_action.cpu().numpy())
-        rollout.put_step(t, action.cpu().numpy(), step)
+    agent, space = state.agent, envs.single_action_space
+    mean_action = mlp_on_arrays(agent.actor, agent.obs_norm.on_arrays())
+    noise = policy_noise(rollout.actions.shape, agent.log_std, state.noise_generator, args.device)  # [T, N, A]
+    for t, step_noise in enumerate(noise.cpu().numpy()):
+        obs = rollout.put_obs(t, state.obs)  # [N, D]
+        action = mean_action(obs) + step_noise  # [N, A]: μ + σε
+        step = envs.step(action.clip(space.low, space.high))
+        rollout.put_step(t, action, step)
         state.obs = step.obs
     state.global_step += args.batch_size
 
@@ -260,13 +255,12 @@ def main(args: Args) -> None:
         return run_episodes(eval_envs, on_arrays(mean_action, args.device))
 
     with Run(args, envs, evaluate) as run:
-        fast_act = compile_function(act, run.compile, args.device)
         fast_minibatch_step = compile_function(minibatch_step, run.compile, args.device)
         state = run.resume_or(lambda: TrainState.create(args, envs))
         rollout = Rollout.allocate(args.num_steps, args.num_envs, state.obs.shape[1:], state.agent.low.shape)
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
-                collect(state, envs, rollout, fast_act, args)  # [T, N]
+                collect(state, envs, rollout, args)  # [T, N]
             run.check_finite(actions=rollout.actions, rewards=rollout.rewards, observations=rollout.final_obs)
             with run.phase("update"):
                 run.metrics(update(state, rollout, fast_minibatch_step, args))

@@ -42,12 +42,12 @@ from torch import Tensor, nn
 
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import AdaptiveKL, aggregate, explained_variance, gae, kl_penalized_surrogate, normalize
-from cleanrl_zoo.core.distributions import Categorical, DiagGaussian
+from cleanrl_zoo.core.distributions import Categorical, DiagGaussian, policy_noise
 from cleanrl_zoo.core.value_losses import squared_value_loss
 from cleanrl_zoo.data.rollout import Rollout
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
-from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp
+from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, mlp_on_arrays
 from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
 from cleanrl_zoo.run.arguments import check, check_divides_batch
 
@@ -169,25 +169,21 @@ class TrainState:
         self.reward_scaler.running_return.zero_()
 
 
-@torch.no_grad()
-def act(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The action sampled in `obs` [N, D] with `noise` [N, A] (normal, or uniform to choose one of A), and its copy
-    clipped to the box."""
-    action = agent.policy(agent.actor(agent.obs_norm(obs)), agent.log_std).sample(noise)  # [N, A] or [N]
-    return action, agent.clip(action)
-
-
-def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> None:
+def collect(state: TrainState, envs: VecEnv, rollout: Rollout, args: Args) -> None:
     """Fills `rollout` [T, N] with the current policy: the loop over actors of algorithm 1."""
-    agent = state.agent
-    draw, outputs = torch.rand if agent.log_std is None else torch.randn, agent.actor[-1].out_features
-    shape = (args.num_steps, args.num_envs, outputs)
-    noise = draw(shape, generator=state.noise_generator, device=args.device)  # [T, N, A]
-    for t, step_noise in enumerate(noise):
-        obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, D]
-        action, env_action = act(agent, obs, step_noise)  # [N, A] or [N]
-        step = envs.step(env_action.cpu().numpy())
-        rollout.put_step(t, action.cpu().numpy(), step)
+    agent, space = state.agent, envs.single_action_space
+    outputs = mlp_on_arrays(agent.actor, agent.obs_norm.on_arrays())
+    shape = (args.num_steps, args.num_envs, agent.actor[-1].out_features)
+    noise = policy_noise(shape, agent.log_std, state.noise_generator, args.device)  # [T, N, A]
+    for t, step_noise in enumerate(noise.cpu().numpy()):
+        obs = rollout.put_obs(t, state.obs)  # [N, D]
+        action = outputs(obs) + step_noise  # [N, A]: μ + σε, or logits with Gumbel's noise
+        if agent.log_std is None:
+            action = env_action = action.argmax(-1)  # [N], drawn from the softmax
+        else:
+            env_action = action.clip(space.low, space.high)
+        step = envs.step(env_action)
+        rollout.put_step(t, action, step)
         state.obs = step.obs
     state.global_step += args.batch_size
 
@@ -271,14 +267,13 @@ def main(args: Args) -> None:
         return run_episodes(eval_envs, on_arrays(likeliest_action, args.device))
 
     with Run(args, envs, evaluate) as run:
-        fast_act = compile_function(act, run.compile, args.device)
         fast_minibatch_step = compile_function(minibatch_step, run.compile, args.device)
         state = run.resume_or(lambda: TrainState.create(args, envs))
         space, dtype = envs.single_action_space, torch.int64 if state.agent.log_std is None else torch.float32
         rollout = Rollout.allocate(args.num_steps, args.num_envs, state.obs.shape[1:], space.shape, action_dtype=dtype)
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
-                collect(state, envs, rollout, fast_act, args)  # [T, N]
+                collect(state, envs, rollout, args)  # [T, N]
             run.check_finite(actions=rollout.actions, rewards=rollout.rewards, observations=rollout.final_obs)
             with run.phase("update"):
                 run.metrics(update(state, rollout, fast_minibatch_step, args))

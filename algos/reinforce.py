@@ -47,11 +47,11 @@ from torch import Tensor, nn
 
 from cleanrl_zoo import zoo
 from cleanrl_zoo.core import aggregate, discounted_returns, masked_mean, normalize, policy_gradient, squared_value_loss
-from cleanrl_zoo.core.distributions import Categorical, DiagGaussian
+from cleanrl_zoo.core.distributions import Categorical, DiagGaussian, policy_noise
 from cleanrl_zoo.data.rollout import Rollout
 from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, VecEnv, check_spaces, make_vec
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
-from cleanrl_zoo.nn import Adam, grad_norm, mlp
+from cleanrl_zoo.nn import Adam, grad_norm, mlp, mlp_on_arrays
 from cleanrl_zoo.run import EnvArgs, Run, check, compile_function, parse_args, torch_generator, usage_errors
 
 
@@ -138,28 +138,23 @@ class TrainState:
         self.obs = obs
 
 
-@torch.no_grad()
-def act(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The action sampled in `obs` [N, D], and its copy for the environment.
-
-    `noise` [N, A]: standard normal for A continuous actions, uniform in [0, 1) for a choice out of A.
-    """
-    action = agent.policy(obs).sample(noise)  # [N, A] or [N]
-    return action, agent.clip(action)
-
-
-def collect(state: TrainState, envs: VecEnv, rollout: Rollout, act: Callable, args: Args) -> Tensor:
+def collect(state: TrainState, envs: VecEnv, rollout: Rollout, args: Args) -> Tensor:
     """Plays whole episodes into `rollout` [R, N]; returns the mask [R, N] of the steps that belong to them."""
-    agent, (rows, num_envs) = state.agent, rollout.rewards.shape
-    draw, outputs = torch.rand if agent.log_std is None else torch.randn, agent.actor[-1].out_features
-    noise = draw((rows, num_envs, outputs), generator=state.noise_generator, device=args.device)  # [R, N, A]
+    agent, space, (rows, num_envs) = state.agent, envs.single_action_space, rollout.rewards.shape
+    outputs = mlp_on_arrays(agent.actor, agent.obs_norm.on_arrays())
+    shape = (rows, num_envs, agent.actor[-1].out_features)
+    noise = policy_noise(shape, agent.log_std, state.noise_generator, args.device)  # [R, N, A]
     mask, playing = np.zeros((rows, num_envs), bool), np.ones(num_envs, bool)
-    for t, step_noise in enumerate(noise):
+    for t, step_noise in enumerate(noise.cpu().numpy()):
         mask[t] = playing
-        obs = rollout.put_obs(t, state.obs).to(args.device)  # [N, D]
-        action, env_action = act(agent, obs, step_noise)  # [N, A] or [N]
-        step = envs.step(env_action.cpu().numpy())
-        rollout.put_step(t, action.cpu().numpy(), step)
+        obs = rollout.put_obs(t, state.obs)  # [N, D]
+        action = outputs(obs) + step_noise  # [N, A]: μ + σε, or logits with Gumbel's noise
+        if agent.log_std is None:
+            action = env_action = action.argmax(-1)  # [N], drawn from the softmax
+        else:
+            env_action = action.clip(space.low, space.high)
+        step = envs.step(env_action)
+        rollout.put_step(t, action, step)
         state.obs = step.obs
         if t + 1 >= args.num_steps:
             playing &= ~(step.terminated | step.truncated)
@@ -231,7 +226,6 @@ def main(args: Args) -> None:
         return run_episodes(eval_envs, on_arrays(likeliest_action, args.device))
 
     with Run(args, envs, evaluate) as run:
-        fast_act = compile_function(act, run.compile, args.device)
         fast_gradient_step = compile_function(gradient_step, run.compile, args.device)
         state = run.resume_or(lambda: TrainState.create(args, envs))
         space, dtype = envs.single_action_space, torch.int64 if state.agent.log_std is None else torch.float32
@@ -239,7 +233,7 @@ def main(args: Args) -> None:
         rollout = Rollout.allocate(rows, args.num_envs, state.obs.shape[1:], space.shape, action_dtype=dtype)
         while state.global_step < args.total_timesteps:
             with run.phase("collect"):
-                mask = collect(state, envs, rollout, fast_act, args)  # [R, N]
+                mask = collect(state, envs, rollout, args)  # [R, N]
             run.check_finite(actions=rollout.actions, rewards=rollout.rewards, observations=rollout.final_obs)
             with run.phase("update"):
                 run.metrics(update(state, rollout, mask, fast_gradient_step, args))

@@ -66,7 +66,7 @@ class Categorical:
         if noise is None:
             noise = _draw(torch.rand, self.logits, generator)
         check_broadcast(logits=self.logits, noise=noise)
-        return (self.logits - torch.log(-torch.log(noise))).argmax(-1)
+        return (self.logits + gumbel(noise)).argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
         """action [...] of integers -> [...]. Raises ValueError unless it has one dimension fewer than the logits."""
@@ -128,6 +128,26 @@ class SquashedGaussian:
         # log |da/du| = log((high − low)/2 · (1 − tanh² u)), and 1 − tanh² u = 4 σ(2u) σ(−2u), which cannot overflow.
         slope = F.logsigmoid(2 * pre_squash) + F.logsigmoid(-2 * pre_squash) + torch.log(2 * (self.high - self.low))
         return self.base.log_prob(pre_squash) - slope.sum(-1)
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """Gumbel's noise of `uniform` noise in [0, 1): argmax_a logit_a + Gumbel_a has the distribution of the logits."""
+    return -torch.log(-torch.log(uniform))
+
+
+@torch.no_grad()
+def policy_noise(
+    shape: tuple[int, ...], log_std: Tensor | None, generator: torch.Generator, device: str = "cpu"
+) -> Tensor:
+    """What makes samples of a policy's outputs when added to them, `shape` = [..., A], so that the noise of a whole
+    rollout can be drawn at once.
+
+    To means of standard deviation exp(`log_std`), [A], it adds σ · ε, and the sum is the action of `DiagGaussian`. To
+    logits (`log_std` is None) it adds Gumbel's noise, and the largest sum is the action of `Categorical`.
+    """
+    if log_std is None:
+        return gumbel(torch.rand(shape, generator=generator, device=device))
+    return log_std.exp() * torch.randn(shape, generator=generator, device=device)
 
 
 def _draw(source: Callable[..., Tensor], like: Tensor, generator: torch.Generator | None) -> Tensor:

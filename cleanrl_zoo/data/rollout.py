@@ -46,10 +46,10 @@ class Rollout:
         }
         return cls(**tensors, numpy={name: tensor.numpy() for name, tensor in tensors.items()})
 
-    def put_obs(self, t: int, obs: np.ndarray) -> Tensor:
+    def put_obs(self, t: int, obs: np.ndarray) -> np.ndarray:
         """Writes the observations of row `t` and gives them back as stored: the policy acts on what it learns from."""
         self.numpy["obs"][t] = obs
-        return self.obs[t]
+        return self.numpy["obs"][t]
 
     def put_step(self, t: int, actions: np.ndarray, step: Any) -> None:
         """Writes the rest of row `t`: the actions as sampled and what `envs.step` (a `VecStep`) returned for them."""

@@ -1,5 +1,8 @@
 """Running scales of observations and rewards: float64, vectorised over environments, saved like any module."""
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +43,15 @@ class ObsNormalizer(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         scaled = (obs.to(torch.float64) - self.mean) / torch.sqrt(self.var + self.eps)
         return scaled.clamp(-self.clip, self.clip).to(torch.float32)
+
+    def on_arrays(self) -> Callable[[np.ndarray], np.ndarray]:
+        """`forward` of arrays by NumPy, with the scales as they are now: faster for the few observations of a step."""
+        mean, scale = self.mean.cpu().numpy().copy(), torch.sqrt(self.var + self.eps).cpu().numpy()
+
+        def normalized(obs: np.ndarray) -> np.ndarray:
+            return ((obs - mean) / scale).clip(-self.clip, self.clip).astype(np.float32)
+
+        return normalized
 
 
 class RewardScaler(nn.Module):

@@ -47,30 +47,43 @@ def mlp(
     return nn.Sequential(*modules)
 
 
-def mlp_on_arrays(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
-    """The function of a chain of float32 linear layers and relu, from arrays [B, D] to [B, out], computed by NumPy.
+def mlp_on_arrays(
+    network: nn.Sequential, before: Callable[[np.ndarray], np.ndarray] | None = None
+) -> Callable[[np.ndarray], np.ndarray]:
+    """The function of a chain of float32 linear layers, relu and tanh, from arrays [B, D] to [B, out], by NumPy.
 
     It reads the network's own memory, so that later changes of the parameters in place are seen. For the few
     observations that one step acts on: a call of torch takes several times as long before it computes, and drives what
-    the rest of the step needs out of the processor's caches.
+    the rest of the step needs out of the processor's caches. A network on another device is called there.
+
+    Args:
+        before: what happens to the arrays first, such as `ObsNormalizer.on_arrays()`.
 
     Raises:
         ValueError: where a layer is something else, or has no bias.
     """
-    layers: list[tuple[np.ndarray, np.ndarray] | None] = []
+    device = next(network.parameters()).device
+    layers: list[Callable | tuple[np.ndarray, np.ndarray]] = []
     for layer in network:
         if isinstance(layer, nn.ReLU):
-            layers.append(None)
+            layers.append(lambda features: np.maximum(features, 0.0))
+        elif isinstance(layer, nn.Tanh):
+            layers.append(np.tanh)
         elif isinstance(layer, nn.Linear) and layer.bias is not None:
-            layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy()))
+            layers.append(tuple(x.detach().cpu().numpy() for x in (layer.weight.T, layer.bias)))
         else:
-            raise ValueError(f"a layer {layer}: allowed are Linear with a bias and ReLU")
+            raise ValueError(f"a layer {layer}: allowed are Linear with a bias, ReLU and Tanh")
 
     def function(obs: np.ndarray) -> np.ndarray:
-        features = obs.astype(np.float32, copy=False)
+        features = (obs if before is None else before(obs)).astype(np.float32, copy=False)
         with np.errstate(all="ignore"):  # what has diverged is told where the losses are checked
             for layer in layers:
-                features = np.maximum(features, 0.0) if layer is None else features @ layer[0] + layer[1]
+                features = layer(features) if callable(layer) else features @ layer[0] + layer[1]
         return features
 
-    return function
+    @torch.no_grad()
+    def function_on_device(obs: np.ndarray) -> np.ndarray:
+        features = obs if before is None else before(obs)
+        return network(torch.as_tensor(features, dtype=torch.float32, device=device)).cpu().numpy()
+
+    return function if device.type == "cpu" else function_on_device

@@ -117,7 +117,7 @@ def training_episodes(module: ModuleType, args: Any, minibatch_step: Any) -> lis
     """(return, length) of the episodes of a whole run of an on-policy file, in order."""
     envs, state, rollout = start(module, args)
     while state.global_step < args.total_timesteps:
-        module.collect(state, envs, rollout, module.act, args)
+        module.collect(state, envs, rollout, *acting(module), args)
         module.update(state, rollout, minibatch_step, args)
     return envs.pop_episodes()
 
@@ -174,12 +174,29 @@ def _flat(table: dict) -> dict[str, list[float]]:
     }
 
 
-def train(module: ModuleType, args: Any, act: Any = None, minibatch_step: Any = None) -> tuple[Any, list[dict]]:
+def acting(module: ModuleType) -> tuple[Any, ...]:
+    """What `collect` of an on-policy file takes to act with: pixels have a function that may be compiled."""
+    return (module.act,) if hasattr(module, "act") else ()
+
+
+def train(module: ModuleType, args: Any, minibatch_step: Any = None, act: Any = None) -> tuple[Any, list[dict]]:
     """A whole run of an on-policy file without its log: the state at the end, and what each update reported."""
     envs, state, rollout = start(module, args)
     metrics = []
     while state.global_step < args.total_timesteps:
-        module.collect(state, envs, rollout, act or module.act, args)
+        module.collect(state, envs, rollout, *([act] if act else acting(module)), args)
         values = module.update(state, rollout, minibatch_step or module.minibatch_step, args)
         metrics.append({tag: float(value) for tag, value in values.items()})
     return state, metrics
+
+
+def noted_steps(envs: Any) -> list[np.ndarray]:
+    """The actions that `envs` will have been stepped with, a list that fills."""
+    steps, step = [], envs.step
+
+    def noted(actions: np.ndarray) -> Any:
+        steps.append(actions.copy())
+        return step(actions)
+
+    envs.step = noted
+    return steps

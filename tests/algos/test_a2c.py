@@ -21,7 +21,7 @@ def collected(**changes):
     """State and rollout [T, N] of the untrained policy."""
     args = args_for(a2c, **changes)
     envs, state, rollout = start(a2c, args)
-    a2c.collect(state, envs, rollout, a2c.act, args)
+    a2c.collect(state, envs, rollout, args)
     return args, state, rollout
 
 
@@ -29,12 +29,12 @@ def batch_of(rollout):
     return tuple(getattr(rollout, n) for n in ("obs", "final_obs", "actions", "rewards", "terminated", "truncated"))
 
 
-def train(args, act=a2c.act, gradient_step=a2c.gradient_step):
+def train(args, gradient_step=a2c.gradient_step):
     """A whole run without its log: the state at the end, and what each update reported."""
     envs, state, rollout = start(a2c, args)
     metrics = []
     while state.global_step < args.total_timesteps:
-        a2c.collect(state, envs, rollout, act, args)
+        a2c.collect(state, envs, rollout, args)
         metrics.append({tag: float(v) for tag, v in a2c.update(state, rollout, gradient_step, args).items()})
     return state, metrics
 
@@ -157,16 +157,14 @@ def advantages_in_count(monkeypatch, gamma, gae_lambda, at_the_cut, elsewhere, n
 
 
 def test_actions_are_learned_from_as_sampled():
-    """Stored unclipped, with the log-prob of their own noise z, Σ −½z² − log σ − ½ log 2π; only the environment's copy
-    is clipped, and the scales that the actions were chosen with are those of the step."""
+    """Stored unclipped, with the log-prob of their own noise z, Σ −½z² − log σ − ½ log 2π; the scales that the
+    actions were chosen with are those of the step."""
     args, state, rollout = collected(env="Hopper-v4", num_steps=64)
     agent, noise = state.agent, torch.randn(64, 2, 3, generator=a2c.torch_generator(args.seed, "noise"))
     assert (rollout.actions.abs() > 1).float().mean() > 0.05  # N(0, 0.61²) leaves [−1, 1] for 10 % of its mass
     logprob = agent.policy(agent.obs_norm(rollout.obs)).log_prob(rollout.actions)
     expected = (-0.5 * noise**2 + 0.5 - 0.5 * math.log(2 * math.pi)).sum(-1)
     torch.testing.assert_close(logprob, expected, rtol=0, atol=1e-5)
-    _, env_action = a2c.act(agent, rollout.obs[0], noise[0] * 100)
-    assert env_action.abs().max() == 1.0
 
 
 def test_rewards_of_another_episode_do_not_enter_the_running_return():
@@ -232,13 +230,10 @@ def test_compiled_equals_eager_over_200_calls(env):
     args = args_for(a2c, env=env, num_steps=4, learning_rate=3e-4, total_timesteps=1600)
     envs, eager, rollout = start(a2c, args)
     _, compiled, _ = start(a2c, args)
-    act, step = compile_function(a2c.act, True), compile_function(a2c.gradient_step, True)
+    step = compile_function(a2c.gradient_step, True)
     before = {name: value.clone() for name, value in tensors(eager).items()}
     for call in range(200):
-        a2c.collect(eager, envs, rollout, a2c.act, args)
-        noise = torch.rand(2, eager.agent.actor[-1].out_features)
-        one, two = a2c.act(eager.agent, rollout.obs[0], noise), act(compiled.agent, rollout.obs[0], noise)
-        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-3)
+        a2c.collect(eager, envs, rollout, args)
         first = a2c.update(eager, rollout, a2c.gradient_step, args)
         second = a2c.update(compiled, rollout, step, args)
         if call == 0:

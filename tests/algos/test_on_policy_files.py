@@ -1,8 +1,9 @@
 """What every file that collects rollouts [T, N] does alike at the time limit of an episode."""
 
+import numpy as np
 import pytest
 import torch
-from algo_helpers import args_for, load_algorithm, start
+from algo_helpers import args_for, load_algorithm, noted_steps, start
 
 from cleanrl_zoo.core import gae
 
@@ -24,8 +25,48 @@ def collected(name, env, num_steps, scale_rewards=False):
     flags["normalize" if name == "ppo" else "scale_rewards"] = scale_rewards
     args = args_for(module, env=env, **flags)
     envs, state, rollout = start(module, args)
-    module.collect(state, envs, rollout, module.act, args)
+    module.collect(state, envs, rollout, args)
     return module, args, state, rollout
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_continuous", "ppo_penalty", "trpo", "a2c", "reinforce"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Hopper-v4"])
+def test_collected_actions_are_samples_of_the_policy(name, env):
+    """What NumPy's copy of the policy chooses with the run's noise is what `policy(...).sample` gives, rows and stream
+    alike, with weights and scales that are no longer the first; the environment gets it clipped to its box."""
+    if (name, env) in {("ppo", "Hopper-v4"), ("ppo_continuous", "CartPole-v1")}:
+        pytest.skip("not of that kind")
+    module = load_algorithm(name)
+    flags = {"normalize": True} if name == "ppo" else {}
+    args = args_for(module, env=env, num_envs=4, num_steps=32, **flags)
+    envs, state, rollout = start(module, args)
+    agent, steps = state.agent, noted_steps(envs)
+    with torch.no_grad():
+        for parameter in agent.actor.parameters():
+            parameter.mul_(3.0)
+        agent.obs_norm.update(torch.randn(500, 4, rollout.obs.shape[-1]) * 0.3 + 0.1)
+    if name == "reinforce":
+        rollout = module.Rollout.allocate(32, 4, *(x.shape[2:] for x in (rollout.obs, rollout.actions)),
+                                          action_dtype=rollout.actions.dtype)  # fmt: skip
+    module.collect(state, envs, rollout, args)
+
+    shape = (32, 4, agent.actor[-1].out_features)
+    generator = module.torch_generator(args.seed, "noise")
+    noise = (torch.rand if env == "CartPole-v1" else torch.randn)(shape, generator=generator)
+    with torch.no_grad():
+        expected = policy_in(module, agent, rollout.obs).sample(noise)
+    torch.testing.assert_close(rollout.actions, expected, rtol=1e-5, atol=1e-5)
+    given = torch.as_tensor(np.stack(steps))
+    assert torch.equal(given, rollout.actions if env == "CartPole-v1" else rollout.actions.clamp(-1, 1))
+    assert len(rollout.actions.unique()) > 1 and (env == "CartPole-v1" or rollout.actions.abs().max() > 1)
+
+
+def policy_in(module, agent, obs):
+    if module.__name__.endswith("reinforce"):
+        return agent.policy(obs)  # normalises itself
+    if module.__name__.endswith("ppo_penalty"):
+        return agent.policy(agent.actor(agent.obs_norm(obs)), agent.log_std)
+    return agent.policy(agent.obs_norm(obs))
 
 
 @each_file

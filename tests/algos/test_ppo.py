@@ -20,7 +20,7 @@ def collected(**changes):
     """State and rollout [T, N] of the untrained policy."""
     args = args_for(ppo, **changes)
     envs, state, rollout = start(ppo, args)
-    ppo.collect(state, envs, rollout, ppo.act, args)
+    ppo.collect(state, envs, rollout, args)
     return args, state, rollout
 
 
@@ -158,7 +158,7 @@ def test_normalize_freezes_the_scales_for_a_rollout_and_its_update():
 
     state.obs = envs.reset()
     for iteration in range(3):
-        ppo.collect(state, envs, rollout, ppo.act, args)
+        ppo.collect(state, envs, rollout, args)
         firsts.clear()
         ppo.update(state, rollout, noted, args)
         torch.testing.assert_close(firsts[0], torch.ones_like(firsts[0]), atol=1e-5, rtol=0)
@@ -203,11 +203,11 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch, name):
 
 @pytest.mark.slow
 def test_compiled_equals_eager_over_200_calls():
-    """All parameters after 25 iterations of 8 minibatches and their 128 actions each."""
+    """All parameters after 25 iterations of 8 minibatches."""
     args = args_for(ppo, total_timesteps=6400)
     eager, eager_metrics = train(ppo, args)
     step = compile_function(ppo.minibatch_step, True)
-    compiled, metrics = train(ppo, args, compile_function(ppo.act, True), step)
+    compiled, metrics = train(ppo, args, step)
     assert len(metrics) == 25
     start_values = ppo.TrainState.create(args, make_vec(args.env, 2, 1)).agent.state_dict()
     for name, value in eager.agent.state_dict().items():

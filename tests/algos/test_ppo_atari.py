@@ -221,7 +221,7 @@ def test_compiled_equals_eager_over_200_calls():
     args = args_for(ppo, num_steps=16, total_timesteps=800)
     eager, eager_metrics = train(ppo, args)
     step = compile_function(ppo.minibatch_step, True)
-    compiled, metrics = train(ppo, args, compile_function(ppo.act, True), step)
+    compiled, metrics = train(ppo, args, step, compile_function(ppo.act, True))
     assert len(metrics) == 25
     initial = ppo.TrainState.create(args, make_vec(args.env, 2, 1)).agent.state_dict()
     for name, value in eager.agent.state_dict().items():

@@ -20,7 +20,7 @@ def collected(**changes):
     """State and rollout [T, N] of the untrained policy."""
     args = args_for(ppo, **changes)
     envs, state, rollout = start(ppo, args)
-    ppo.collect(state, envs, rollout, ppo.act, args)
+    ppo.collect(state, envs, rollout, args)
     return args, state, rollout
 
 
@@ -197,11 +197,11 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch, name):
 @pytest.mark.slow
 @both
 def test_compiled_equals_eager_over_200_calls(env):
-    """All parameters after 25 iterations of 8 minibatches and their 128 actions each, β doubling and halving."""
+    """All parameters after 25 iterations of 8 minibatches, β doubling and halving."""
     args = args_for(ppo, env=env, total_timesteps=6400)
     eager, eager_metrics = train(ppo, args)
     step = compile_function(ppo.minibatch_step, True)
-    compiled, metrics = train(ppo, args, compile_function(ppo.act, True), step)
+    compiled, metrics = train(ppo, args, step)
     assert len(metrics) == 25 and len({m["losses/kl_coef"] for m in metrics}) > 2
     initial = ppo.TrainState.create(args, make_vec(args.env, 2, 1, threads=1)).agent.state_dict()
     for name, value in eager.agent.state_dict().items():

@@ -34,19 +34,19 @@ def collected(**changes):
     """Flags, state, store [R, N] and mask [R, N] of the untrained policy's first iteration."""
     args = args_for(reinforce, **changes)
     envs, state, rollout = start(args)
-    return args, state, rollout, reinforce.collect(state, envs, rollout, reinforce.act, args)
+    return args, state, rollout, reinforce.collect(state, envs, rollout, args)
 
 
 def batch_of(rollout, mask):
     return rollout.obs, rollout.actions, rollout.rewards.float(), rollout.done, mask
 
 
-def train(args, act=reinforce.act, gradient_step=reinforce.gradient_step):
+def train(args, gradient_step=reinforce.gradient_step):
     """A whole run without its log: the state at the end, and what each update reported."""
     envs, state, rollout = start(args)
     metrics = []
     while state.global_step < args.total_timesteps:
-        mask = reinforce.collect(state, envs, rollout, act, args)
+        mask = reinforce.collect(state, envs, rollout, args)
         reported = reinforce.update(state, rollout, mask, gradient_step, args)
         metrics.append({tag: float(v) for tag, v in reported.items()})
     return state, metrics
@@ -97,7 +97,7 @@ def test_an_iteration_goes_on_where_the_last_one_stopped():
         args = args_for(reinforce, env="probe/Count-v0", num_envs=2, num_steps=num_steps)
         envs, state, rollout = start(args)
         for iteration in (1, 2):
-            mask = reinforce.collect(state, envs, rollout, reinforce.act, args)
+            mask = reinforce.collect(state, envs, rollout, args)
             assert mask[:rows].all() and not mask[rows:].any() and len(mask) == num_steps + 2
             assert rollout.obs[:rows, :, 0].tolist() == [[t % 3] * 2 for t in range(rows)]
             assert torch.equal(rollout.final_obs[:rows], rollout.obs[:rows] + 1)
@@ -199,16 +199,14 @@ def test_one_step_equals_the_textbook_with_torchs_own_optimizer(env, credit):
 
 
 def test_actions_are_learned_from_as_sampled():
-    """Stored unclipped, with the log-prob of their own noise z, Σ −½z² − log σ − ½ log 2π; only the environment's copy
-    is clipped, and the scales that the actions were chosen with are those of the step."""
+    """Stored unclipped, with the log-prob of their own noise z, Σ −½z² − log σ − ½ log 2π; the scales that the
+    actions were chosen with are those of the step."""
     args, state, rollout, mask = collected(env="Hopper-v4", num_steps=64)
     noise = torch.randn(len(mask), 2, 3, generator=reinforce.torch_generator(args.seed, "noise"))
     logprob = state.agent.policy(rollout.obs).log_prob(rollout.actions)
     expected = (-0.5 * noise**2 - state.agent.log_std.detach() - 0.5 * math.log(2 * math.pi)).sum(-1)
     torch.testing.assert_close(logprob[mask], expected[mask], rtol=0, atol=1e-5)
     assert (rollout.actions[mask].abs() > 1).float().mean() > 0.05
-    _, env_action = reinforce.act(state.agent, rollout.obs[0], noise[0] * 100)
-    assert env_action.abs().max() == 1.0
 
 
 def test_first_learning_rate_is_the_given_one_and_the_last_is_above_zero():
@@ -260,12 +258,9 @@ def test_compiled_equals_eager_over_200_calls(env, credit):
     args = args_for(reinforce, **limits, total_timesteps=10**6)
     envs, eager, rollout = start(args)
     _, compiled, _ = start(args)
-    act, step = compile_function(reinforce.act, True), compile_function(reinforce.gradient_step, True)
+    step = compile_function(reinforce.gradient_step, True)
     for call in range(200):
-        mask = reinforce.collect(eager, envs, rollout, reinforce.act, args)
-        noise = torch.rand(2, eager.agent.actor[-1].out_features)
-        one, two = reinforce.act(eager.agent, rollout.obs[0], noise), act(compiled.agent, rollout.obs[0], noise)
-        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-3)
+        mask = reinforce.collect(eager, envs, rollout, args)
         first = reinforce.update(eager, rollout, mask, reinforce.gradient_step, args)
         compiled.global_step = eager.global_step
         second = reinforce.update(compiled, rollout, mask, step, args)
@@ -371,7 +366,7 @@ def last20(*flags):
     args = parse_args(reinforce.Args, reinforce.PRESETS, [*flags, "--no-compile", "--seed", "1"])
     envs, state, rollout = start(args)
     while state.global_step < args.total_timesteps:
-        mask = reinforce.collect(state, envs, rollout, reinforce.act, args)
+        mask = reinforce.collect(state, envs, rollout, args)
         reinforce.update(state, rollout, mask, reinforce.gradient_step, args)
     return np.mean([episode[0] for episode in envs.pop_episodes()[-20:]])
 

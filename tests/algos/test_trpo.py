@@ -24,7 +24,7 @@ def collected(env, **changes):
     """Flags, state and filled rollout [T, N] of the untrained policy."""
     args = args_for(env=env, **changes)
     envs, state, rollout = start(args)
-    trpo.collect(state, envs, rollout, trpo.act, args)
+    trpo.collect(state, envs, rollout, args)
     return args, state, rollout
 
 
@@ -214,7 +214,7 @@ def test_the_first_evaluation_has_ratio_one_for_out_of_bounds_actions_too(env, m
     trpo.update(state, rollout, trpo.minibatch_step, args)  # so that the scales have moved from 0 and 1
     envs = make_vec(args.env, args.num_envs, 7, threads=1)
     state.obs = envs.reset()
-    trpo.collect(state, envs, rollout, trpo.act, args)
+    trpo.collect(state, envs, rollout, args)
     with torch.no_grad():
         policy = state.agent.policy(state.agent.obs_norm(rollout.obs))
         acted = policy.log_prob(rollout.actions).flatten().clone()
@@ -335,10 +335,10 @@ def test_the_core_functions_are_the_ones_that_run(monkeypatch, name):
 @pytest.mark.slow
 @BOTH
 def test_compiled_equals_eager_over_200_calls(env):
-    """All parameters and buffers after 25 iterations of 8 minibatches and their 128 actions each."""
+    """All parameters and buffers after 25 iterations of 8 minibatches."""
     args = args_for(env=env, total_timesteps=6400, max_kl=1e-3)  # wide steps would blow rounding up
     eager, eager_metrics = train(args)
-    compiled, metrics = train(args, compile_function(trpo.act, True), compile_function(trpo.minibatch_step, True))
+    compiled, metrics = train(args, compile_function(trpo.minibatch_step, True))
     assert len(metrics) == 25
     first = trpo.TrainState.create(args, make_vec(args.env, 2, 1, threads=1)).agent.state_dict()
     for name, value in eager.agent.state_dict().items():

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from cleanrl_zoo.core.distributions import Categorical, DiagGaussian, SquashedGaussian
+from cleanrl_zoo.core.distributions import Categorical, DiagGaussian, SquashedGaussian, policy_noise
 
 
 def tensor(*numbers):
@@ -111,6 +111,22 @@ def test_noise_from_outside_equals_the_generators_own():
     assert torch.equal(categorical.sample(uniform), categorical.sample(generator=again()))
     for one, other in zip(squashed.sample(noise), squashed.sample(generator=again()), strict=True):
         assert torch.equal(one, other)
+
+
+def test_policy_noise_added_to_outputs_samples_from_the_policy():
+    """As `sample` does with noise of the same stream; and in 10⁵ draws p = (½, ⅓, ⅙) within 5 standard errors."""
+    shape, outputs = (5, 3), torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    log_std = torch.tensor([-1.0, 0.0, 0.5], requires_grad=True)
+    first, second = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    for _ in range(2):
+        sample = outputs + policy_noise(shape, log_std, first)
+        assert torch.equal(sample, DiagGaussian(outputs, log_std).sample(generator=second)) and not sample.requires_grad
+        chosen = (outputs + policy_noise(shape, None, first)).argmax(-1)
+        assert torch.equal(chosen, Categorical(outputs).sample(generator=second))
+    probability = torch.tensor([1 / 2, 1 / 3, 1 / 6])
+    drawn = (probability.log() + 7 + policy_noise((100_000, 3), None, first)).argmax(-1)
+    error = drawn.bincount() / 100_000 - probability
+    assert (error.abs() < 5 * (probability * (1 - probability) / 100_000).sqrt()).all()
 
 
 def test_squashed_gaussian_by_hand():

@@ -34,6 +34,21 @@ def test_obs_normalizer_takes_any_leading_dimensions_and_starts_as_the_identity(
         ObsNormalizer(())
 
 
+def test_obs_normalizer_on_arrays_is_forward_as_it_was_then():
+    """Clipping included (10⁶), for float32 and float64; an update in place that follows is not seen."""
+    normalizer = ObsNormalizer((3,))
+    normalizer.update(
+        torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 5.0, 0.1]) + 2
+    )
+    obs = np.array([[0.5, -1.0, 2.0], [1e6, 0.0, -1e6]])
+    function, expected = normalizer.on_arrays(), normalizer(torch.from_numpy(obs))
+    normalizer.update(torch.full((9, 3), 40.0))
+    for dtype in (np.float32, np.float64):
+        result = function(obs.astype(dtype))
+        assert result.dtype == np.float32
+        torch.testing.assert_close(torch.from_numpy(result), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_obs_normalizer_is_the_same_inside_a_compiled_graph():
     @torch.compile(fullgraph=True)
     def observe(normalizer, obs):

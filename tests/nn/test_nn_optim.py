@@ -138,5 +138,15 @@ def test_mlp_on_arrays_reads_the_networks_own_memory():
     assert function(obs).tolist() == [[0.0], [-3.0]] and function(obs).dtype == np.float32
     net[2].weight.data.fill_(4.0)
     assert function(obs).tolist() == [[3.0], [-3.0]]
-    with pytest.raises(ValueError, match="Tanh"):
-        mlp_on_arrays(mlp([2, 1, 1], "tanh"))
+    with pytest.raises(ValueError, match="SiLU"):
+        mlp_on_arrays(mlp([2, 1, 1], "silu"))
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_mlp_on_arrays_is_the_network(activation):
+    """With what comes before it, and float64 in: the network gets float32, as torch's gets."""
+    net, obs = mlp([5, 16, 16, 2], activation), np.random.default_rng(0).normal(size=(7, 5))
+    with torch.no_grad():
+        expected = net(torch.as_tensor(2 * obs + 1, dtype=torch.float32))
+    function = mlp_on_arrays(net, lambda x: 2 * x + 1)
+    torch.testing.assert_close(torch.from_numpy(function(obs)), expected, rtol=1e-5, atol=1e-6)
