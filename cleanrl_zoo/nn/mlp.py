@@ -63,6 +63,14 @@ def mlp_on_arrays(
         ValueError: where a layer is something else, or has no bias.
     """
     device = next(network.parameters()).device
+
+    @torch.no_grad()
+    def function_on_device(obs: np.ndarray) -> np.ndarray:
+        features = obs if before is None else before(obs)
+        return network(torch.as_tensor(features, dtype=torch.float32, device=device)).cpu().numpy()
+
+    if device.type != "cpu":
+        return function_on_device
     layers: list[Callable | tuple[np.ndarray, np.ndarray]] = []
     for layer in network:
         if isinstance(layer, nn.ReLU):
@@ -70,7 +78,7 @@ def mlp_on_arrays(
         elif isinstance(layer, nn.Tanh):
             layers.append(np.tanh)
         elif isinstance(layer, nn.Linear) and layer.bias is not None:
-            layers.append(tuple(x.detach().cpu().numpy() for x in (layer.weight.T, layer.bias)))
+            layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy()))
         else:
             raise ValueError(f"a layer {layer}: allowed are Linear with a bias, ReLU and Tanh")
 
@@ -81,9 +89,4 @@ def mlp_on_arrays(
                 features = layer(features) if callable(layer) else features @ layer[0] + layer[1]
         return features
 
-    @torch.no_grad()
-    def function_on_device(obs: np.ndarray) -> np.ndarray:
-        features = obs if before is None else before(obs)
-        return network(torch.as_tensor(features, dtype=torch.float32, device=device)).cpu().numpy()
-
-    return function if device.type == "cpu" else function_on_device
+    return function

@@ -28,6 +28,7 @@ class TableArgs(EnvArgs):
     def check(self) -> None:
         """As `RunArgs.check`."""
         super().check()
+        self.compile = False  # so that no compiling is told of
         check(self, "gamma", at_least=0, at_most=1)
         if self.device != "cpu":
             raise ValueError(f"--device {self.device}: tables are updated on the cpu; allowed is cpu")
