@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import report_csv
 import report_html
@@ -106,13 +107,27 @@ def front_page(groups: list[Group], folder: Path, readme: Path) -> str:
     return "\n".join([intro, table(header, rows), LEGEND, images, "", outro])
 
 
+def latest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records without the rows of which a later one has the setting, on as many threads of such a processor."""
+    seen, kept = set(), []
+    for record in sorted(records, key=lambda record: record["started"], reverse=True):
+        keys = [(row["setting"], row["threads"], record["machine"]["cpu"]) for row in record["rows"]]
+        rows = [row for row, key in zip(record["rows"], keys, strict=True) if key not in seen]
+        seen.update(keys)
+        kept += [{**record, "rows": rows}] if rows else []
+    return kept[::-1]
+
+
 DEFAULT_SPEED = "hopper"  # the record of PPO with its defaults
 
 
 def speed_block(folder: Path, readme: Path) -> str:
-    """What `speed.py` measured: one table of all records and that of PPO with its defaults; links to all the others."""
+    """What `speed.py` measured: one table of all records and that of PPO with its defaults; links to all the others.
+
+    Of a setting that was measured again on such a processor, the table has the latest measurement.
+    """
     contents = {path: read_json(path.with_suffix(".json"), "times") for path in sorted(folder.glob("*.md"))}
-    records = [content for content in contents.values() if "rows" in content]
+    records = latest([content for content in contents.values() if "rows" in content])
     shown = [path.read_text() for path in contents if path.stem == DEFAULT_SPEED]
     others = [path for path, content in contents.items() if "rows" not in content and path.stem != DEFAULT_SPEED]
     links = [f"[{path.stem}]({Path(os.path.relpath(path, readme.parent)).as_posix()})" for path in others]

@@ -120,12 +120,13 @@ def test_the_front_page_has_one_table_of_all_records_ppos_own_and_links_to_the_o
         (folder / f"{name}.json").write_text('{"times": []}')
         (folder / f"{name}.md").write_text("its own page")
     times = [a_time("ours", "own", 0, "cold", 10.0), a_time("ours", "own", 0, "warm", 5.0)]
-    for name in ("sac", "trpo"):
+    for name, started, cpu in (("sac", 9, "A CPU"), ("trpo", 3, "A CPU"), ("dqn", 1, "B CPU")):
         content = {
+            "started": f"2026-01-0{started}T00:00:00+00:00",
             "times": [{"other_cores": None}],
             "rows": speed.rows(times, {"own": OWN}),
-            "machine": {"cpu": "A CPU", "system": "Linux"},
-            "commit": "0123456789abcdef",
+            "machine": {"cpu": cpu, "system": "Linux"},
+            "commit": f"{started}123456789abcdef",
             "dirty": False,
             "versions": {"torch": "2.13.0"},
             "repeats": 1,
@@ -135,6 +136,7 @@ def test_the_front_page_has_one_table_of_all_records_ppos_own_and_links_to_the_o
         (folder / f"{name}.md").write_text("its own page")
     block = report.speed_block(folder, readme)
     assert block.count("| ppo_continuous | own | Hopper-v4 | default | 100 | 200 | – | – | – |") == 2
+    assert "9123456789ab" in block and "1123456789ab" in block and "3123456789ab" not in block  # measured again
     assert block.count("| algorithm |") == 1 and "its own page" not in block
     links = "Other measurements: [llm](speed/llm.md), [models](speed/models.md).\n"
     assert block.endswith(f"\n\nan earlier table\n\n\n{links}")
