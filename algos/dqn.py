@@ -162,9 +162,7 @@ class QNetwork(nn.Module):
 
     def preferences(self) -> Callable[[np.ndarray], np.ndarray]:
         """Of arrays [N, D], numbers [N, A] with the largest where Q has it: Q, or dueling A. By NumPy on the CPU."""
-        device, width = self.head[0].weight.device, self.head[0].in_features
-        if device.type != "cpu":
-            return on_arrays(self, str(device))
+        width = self.head[0].in_features
         features, head = mlp_on_arrays(self.features), mlp_on_arrays(self.head)
         return lambda obs: head(features(obs)[:, :width])
 

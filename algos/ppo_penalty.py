@@ -45,7 +45,7 @@ from cleanrl_zoo.core import AdaptiveKL, aggregate, explained_variance, gae, kl_
 from cleanrl_zoo.core.distributions import Categorical, DiagGaussian, policy_noise
 from cleanrl_zoo.core.value_losses import squared_value_loss
 from cleanrl_zoo.data.rollout import Rollout
-from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec
+from cleanrl_zoo.envs import EVAL_STREAM, ObsNormalizer, RewardScaler, VecEnv, check_spaces, make_vec, sampled_action
 from cleanrl_zoo.envs.episodes import on_arrays, run_episodes
 from cleanrl_zoo.nn import Adam, clip_grad_norm, mlp, mlp_on_arrays
 from cleanrl_zoo.run import EnvArgs, Run, compile_function, parse_args, torch_generator, usage_errors
@@ -177,11 +177,8 @@ def collect(state: TrainState, envs: VecEnv, rollout: Rollout, args: Args) -> No
     noise = policy_noise(shape, agent.log_std, state.noise_generator, args.device)  # [T, N, A]
     for t, step_noise in enumerate(noise.cpu().numpy()):
         obs = rollout.put_obs(t, state.obs)  # [N, D]
-        action = outputs(obs) + step_noise  # [N, A]: μ + σε, or logits with Gumbel's noise
-        if agent.log_std is None:
-            action = env_action = action.argmax(-1)  # [N], drawn from the softmax
-        else:
-            env_action = action.clip(space.low, space.high)
+        # μ + σε, [N, A], or the largest of the logits with Gumbel's noise, [N]
+        action, env_action = sampled_action(outputs(obs) + step_noise, space)
         step = envs.step(env_action)
         rollout.put_step(t, action, step)
         state.obs = step.obs

@@ -108,10 +108,12 @@ def front_page(groups: list[Group], folder: Path, readme: Path) -> str:
 
 
 def latest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records without the rows of which a later one has the setting, on as many threads of such a processor."""
+    """The records without the rows that a later one has too: the same flags, steps and threads on as many cores of a
+    processor of that name."""
     seen, kept = set(), []
     for record in sorted(records, key=lambda record: record["started"], reverse=True):
-        keys = [(row["setting"], row["threads"], record["machine"]["cpu"]) for row in record["rows"]]
+        where = record["machine"]["cpu"], len(record["cores"])
+        keys = [(*where, *(row[name] for name in ("setting", "flags", "steps", "threads"))) for row in record["rows"]]
         rows = [row for row, key in zip(record["rows"], keys, strict=True) if key not in seen]
         seen.update(keys)
         kept += [{**record, "rows": rows}] if rows else []
@@ -124,7 +126,7 @@ DEFAULT_SPEED = "hopper"  # the record of PPO with its defaults
 def speed_block(folder: Path, readme: Path) -> str:
     """What `speed.py` measured: one table of all records and that of PPO with its defaults; links to all the others.
 
-    Of a setting that was measured again on such a processor, the table has the latest measurement.
+    Of what was measured again on a processor of that name, the table has the latest measurement.
     """
     contents = {path: read_json(path.with_suffix(".json"), "times") for path in sorted(folder.glob("*.md"))}
     records = latest([content for content in contents.values() if "rows" in content])

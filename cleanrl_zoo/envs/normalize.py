@@ -14,7 +14,7 @@ class ObsNormalizer(nn.Module):
 
     `update` learns mean and variance, `forward` only reads them: a policy that is evaluated does not change. The
     statistics are buffers, thus part of the policy's state dict. Before the first update mean is 0 and variance 1.
-    Both methods are plain tensor code and may be part of a compiled graph.
+    Both are plain tensor code and may be part of a compiled graph; `on_arrays` is `forward` by NumPy.
     """
 
     mean: Tensor

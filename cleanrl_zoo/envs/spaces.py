@@ -3,6 +3,7 @@
 from typing import Literal
 
 import gymnasium
+import numpy as np
 
 from cleanrl_zoo.envs.vec import VecEnv
 
@@ -44,6 +45,18 @@ def check_spaces(
         allowed = {"box": "a flat Box of floating numbers", "discrete": "Discrete, counted from 0"}
         allowed["any"] = f"{allowed['box']} or {allowed['discrete']}"
         raise ValueError(f"{given}: actions must be {allowed[actions]}{advice}")
+
+
+def sampled_action(perturbed: np.ndarray, space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
+    """Of a policy's outputs with `core.distributions.policy_noise` added, [N, A]: the actions to learn from, and what
+    the environment gets of them.
+
+    Discrete: the largest logit, [N], for both. A box: the actions as they are, [N, A], and a copy clipped to the box.
+    """
+    if isinstance(space, gymnasium.spaces.Discrete):
+        action = perturbed.argmax(-1)
+        return action, action
+    return perturbed, perturbed.clip(space.low, space.high)
 
 
 def _kind(space: gymnasium.Space) -> str:

@@ -55,8 +55,8 @@ class EnsembleMLP(nn.Module):
             x = x.expand(len(self.weights[0]), *x.shape)
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = self.activation(x) if index else x
-            # One output as a weighted sum: a product with a single column takes three times as long, and so does its
-            # gradient. Not baddbmm, which copies the biases over the whole result first.
+            # One output as a weighted sum: on the CPU a product with a single column takes three times as long, and so
+            # does its gradient. Not baddbmm, which copies the biases over the whole result first.
             summed = (x * weight.mT).sum(-1, keepdim=True) if weight.shape[-1] == 1 else torch.bmm(x, weight)
             x = summed + bias  # compiled, this joins what follows
         return x

@@ -63,30 +63,36 @@ def mlp_on_arrays(
         ValueError: where a layer is something else, or has no bias.
     """
     device = next(network.parameters()).device
-
-    @torch.no_grad()
-    def function_on_device(obs: np.ndarray) -> np.ndarray:
-        features = obs if before is None else before(obs)
-        return network(torch.as_tensor(features, dtype=torch.float32, device=device)).cpu().numpy()
-
     if device.type != "cpu":
-        return function_on_device
-    layers: list[Callable | tuple[np.ndarray, np.ndarray]] = []
+        return _called_on(network, before, device)
+    layers: list[Callable[[np.ndarray], np.ndarray]] = []
     for layer in network:
         if isinstance(layer, nn.ReLU):
-            layers.append(lambda features: np.maximum(features, 0.0))
+            layers.append(lambda x: np.maximum(x, 0.0))
         elif isinstance(layer, nn.Tanh):
             layers.append(np.tanh)
         elif isinstance(layer, nn.Linear) and layer.bias is not None:
-            layers.append((layer.weight.detach().numpy().T, layer.bias.detach().numpy()))
+            weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
+            layers.append(lambda x, weight=weight, bias=bias: x @ weight + bias)
         else:
             raise ValueError(f"a layer {layer}: allowed are Linear with a bias, ReLU and Tanh")
 
     def function(obs: np.ndarray) -> np.ndarray:
-        features = (obs if before is None else before(obs)).astype(np.float32, copy=False)
         with np.errstate(all="ignore"):  # what has diverged is told where the losses are checked
+            features = (obs if before is None else before(obs)).astype(np.float32, copy=False)
             for layer in layers:
-                features = layer(features) if callable(layer) else features @ layer[0] + layer[1]
+                features = layer(features)
         return features
+
+    return function
+
+
+def _called_on(
+    network: nn.Sequential, before: Callable[[np.ndarray], np.ndarray] | None, device: torch.device
+) -> Callable[[np.ndarray], np.ndarray]:
+    @torch.no_grad()
+    def function(obs: np.ndarray) -> np.ndarray:
+        features = obs if before is None else before(obs)
+        return network(torch.as_tensor(features, dtype=torch.float32, device=device)).cpu().numpy()
 
     return function

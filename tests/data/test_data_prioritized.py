@@ -57,6 +57,19 @@ def test_the_tree_finds_what_a_cumulative_sum_finds(size):
     assert all(np.array_equal(a, b) for a, b in zip(tree.levels, other.levels, strict=True))
 
 
+def test_sums_do_not_depend_on_what_else_is_set():
+    """Bit for bit, whatever the size of a batch: a resumed run sets all leaves at once."""
+    rng, size = np.random.default_rng(0), 5000
+    weights, order = rng.random(size) * 10.0 ** rng.integers(-6, 3, size), rng.permutation(size)
+    whole = make_tree(size)
+    whole.set_all(weights)
+    for batch in (1, 2, 7, 256):
+        tree = make_tree(size)
+        for part in np.array_split(order, size // batch):
+            tree.set(part, weights[part])
+        assert all(np.array_equal(a, b) for a, b in zip(tree.levels, whole.levels, strict=True))
+
+
 def test_a_leaf_without_weight_is_never_found():
     """Not at the borders either, where rounding decides: 0.1 + 0.2 + ... has no exact sum."""
     tree = make_tree(40_000)

@@ -22,10 +22,11 @@ def alone(ensemble, member, x):
     return x
 
 
-def test_every_member_is_a_network_of_its_own():
-    ensemble = EnsembleMLP(3, [4, 16, 8, 2], generator=generator()).double()
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_every_member_is_a_network_of_its_own(outputs):
+    ensemble = EnsembleMLP(3, [4, 16, 8, outputs], generator=generator()).double()
     shared, own = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 5, 4, dtype=torch.float64)
-    assert ensemble(shared).shape == ensemble(own).shape == (3, 5, 2)
+    assert ensemble(shared).shape == ensemble(own).shape == (3, 5, outputs)
     for member in range(3):
         torch.testing.assert_close(ensemble(shared)[member], alone(ensemble, member, shared))
         torch.testing.assert_close(ensemble(own)[member], alone(ensemble, member, own[member]))

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from cleanrl_zoo.nn import Adam, RMSprop, clip_grad_norm, mlp, mlp_on_arrays
+from cleanrl_zoo.nn.mlp import _called_on
 
 
 def test_first_adam_step_by_hand():
@@ -150,3 +151,5 @@ def test_mlp_on_arrays_is_the_network(activation):
         expected = net(torch.as_tensor(2 * obs + 1, dtype=torch.float32))
     function = mlp_on_arrays(net, lambda x: 2 * x + 1)
     torch.testing.assert_close(torch.from_numpy(function(obs)), expected, rtol=1e-5, atol=1e-6)
+    elsewhere = _called_on(net, lambda x: 2 * x + 1, torch.device("cpu"))  # as on a device that NumPy cannot read
+    assert np.array_equal(elsewhere(obs), expected.numpy())

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 
 from cleanrl_zoo.run import EnvArgs, check, parse_args, usage_errors
+from cleanrl_zoo.run.tables import TableArgs
 
 PRESETS = {"small": {"num_envs": 2, "total_timesteps": 100}, "debug": {"compile": False}}
 
@@ -213,3 +214,8 @@ def test_usage_errors_turns_set_up_errors_into_one_line(capsys):
     assert stop.value.code == 2 and capsys.readouterr().err == "error: two lines\n"
     with pytest.raises(KeyError), usage_errors():  # a defect keeps its traceback
         raise KeyError("x")
+
+
+def test_tables_take_compile_and_tell_of_no_compiling():
+    args = parse_args(TableArgs, {}, ["--compile"])
+    assert args.compile is False
